@@ -1,0 +1,88 @@
+"""ShardError and its six kinds: whose fault it is, and what happens next.
+
+A message is a sentence for its reader that says what to do next. Foreign exceptions become one of these at the
+edge where they arise (host/ and file edges), and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShardError(Exception):
+    """The root of everything this project raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+    wire_status: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+
+    @property
+    def message(self) -> str:
+        """The one line that a user reads."""
+        return str(self)
+
+
+class ConfigError(ShardError):
+    """The user asked for something impossible, or a setting is wrong."""
+
+    exit_code = 2
+    wire_status = "config"
+    http_status = 400
+
+
+class LocalProtocolError(ShardError):
+    """We broke our own rules: a bug here, let it crash."""
+
+    exit_code = 1
+    wire_status = "internal"
+    http_status = 500
+
+
+class RemoteProtocolError(ShardError):
+    """The peer broke the specification: reset the stream and count a strike."""
+
+    exit_code = 3
+    wire_status = "protocol"
+    http_status = 502
+
+
+class IntegrityError(ShardError):
+    """A digest or a signature is wrong: strike, drop that source, never retry there."""
+
+    exit_code = 4
+    wire_status = "integrity"
+    http_status = 502
+
+
+class PeerUnavailableError(ShardError):
+    """A peer is gone or cannot be reached: repair, or try another."""
+
+    exit_code = 3
+    wire_status = "unavailable"
+    http_status = 503
+
+
+class OverloadedError(ShardError):
+    """A peer declined because it has no room: back off."""
+
+    exit_code = 3
+    wire_status = "overloaded"
+    http_status = 429
+
+
+BY_WIRE_STATUS: dict[str, type[ShardError]] = {
+    kind.wire_status: kind
+    for kind in (
+        ConfigError,
+        LocalProtocolError,
+        RemoteProtocolError,
+        IntegrityError,
+        PeerUnavailableError,
+        OverloadedError,
+    )
+}
+
+
+def error_from_wire(status: str, message: str) -> ShardError:
+    """The error that a peer reported; an unknown status counts as the peer's own fault."""
+    return BY_WIRE_STATUS.get(status, RemoteProtocolError)(message)

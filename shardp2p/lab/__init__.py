@@ -1,0 +1,1 @@
+"""Measure the swarm and break it. Start at bench.py."""
