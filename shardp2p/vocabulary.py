@@ -118,3 +118,11 @@ class ChunkRef:
 
     def __str__(self) -> str:
         return f"{self.session[:8]}/{self.epoch}/{self.seq}@{self.first_slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A proposed continuation. `probability` estimates that its first token is right."""
+
+    tokens: tuple[Token, ...]
+    probability: float

@@ -1,0 +1,244 @@
+"""A ring without a network: the real generation and session machines joined by queues, run by a seeded scheduler.
+
+Stages keep (token, parent row) in place of keys and values, so a wrong row, mask or compaction changes the text that
+the last stage sees, and with it the answer. Fake: transport, compute and draft. Real: every decision.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from shardp2p.coordinator.generation import Emit, Finish, Generation, Limits, NeedDraft, SendChunk, SendCommit
+from shardp2p.stage.session import Session, Work
+from shardp2p.vocabulary import Branch, SessionId, Slot
+from shardp2p.wire.messages import Activations, Chunk, Commit, TensorFrame, Tokens, Verdict
+
+SESSION = SessionId("ab" * 16)
+
+
+def target(text: Sequence[int], vocabulary: int = 50) -> int:
+    """The fake model's next token: depends on the last six tokens and the length."""
+    value = len(text)
+    for token in text[-6:]:
+        value = (value * 1_000_003 + token + 7) % 2_147_483_647
+    return value % vocabulary
+
+
+def reference(prompt: Sequence[int], max_tokens: int, stop_tokens: frozenset[int] = frozenset()) -> list[int]:
+    """What the fake model alone says after `prompt`."""
+    text = list(prompt)
+    while len(text) < len(prompt) + max_tokens:
+        text.append(target(text))
+        if text[-1] in stop_tokens:
+            break
+    return text[len(prompt) :]
+
+
+class FakeStage:
+    """A session machine over rows of (token, parent row); hidden rows travel beside the Activations."""
+
+    def __init__(self, *, is_last: bool, limits: Limits, needs_tokens: bool, epoch: int) -> None:
+        self.is_last = is_last
+        self.session = Session(
+            cache_rows=limits.cache_rows,
+            max_chunks=limits.max_chunks,
+            needs_tokens=needs_tokens and is_last,
+            epoch=epoch,
+        )
+        self.needs_tokens = needs_tokens
+        self.capacity = limits.cache_rows
+        self.rows: list[tuple[int, int]] = []
+        self.hidden: dict[int, list[int]] = {}
+        self.inbox: deque[tuple[Chunk | Activations, list[int]]] = deque()
+        self.control: deque[Commit | Tokens] = deque()
+        self.computed = self.skipped = 0
+
+    def text(self, row: int) -> list[int]:
+        tokens = []
+        while row >= 0:
+            token, row = self.rows[row]
+            tokens.append(token)
+        return tokens[::-1]
+
+    def receive(self) -> None:
+        arrival, hidden = self.inbox.popleft()
+        self.session.receive(arrival)
+        self.hidden[arrival.ref.seq] = hidden
+
+    def run(self) -> tuple[Work, Activations | Verdict, list[int]] | None:
+        work = self.session.next_work()
+        if work is None:
+            return None
+        hidden = self.hidden.pop(work.ref.seq)
+        if work.keep is not None:
+            renumbered = {row: at for at, row in enumerate(work.keep)}
+            self.rows = [
+                (self.rows[r][0], renumbered[self.rows[r][1]] if self.rows[r][1] >= 0 else -1) for r in work.keep
+            ]
+        tokens = [hidden[i] for i in work.inputs]
+        for token, parent in zip(tokens, work.cache_parents, strict=True):
+            self.rows.append((token, parent))
+        assert len(self.rows) <= self.capacity
+        first_row = len(self.rows) - len(tokens)
+        for at, position in enumerate(work.positions):
+            assert len(self.text(first_row + at)) == position + 1
+        self.computed += len(tokens)
+        self.skipped += len(work.skipped)
+        a = work.arrival
+        if not self.is_last:
+            frame = TensorFrame("raw", "float32", (len(tokens), 1), bytes(4 * len(tokens))) if tokens else None
+            return work, Activations(a.ref, a.parents, a.root, a.quiet, work.skipped, frame), tokens
+        if self.needs_tokens:
+            assert [self.session.token(Slot(a.ref.first_slot + row)) for row in work.rows] == tokens
+        chosen = {row: target(self.text(first_row + at)) for at, row in enumerate(work.rows)}
+        return work, Verdict(a.ref, a.quiet, tuple(chosen.get(r) for r in range(a.quiet, len(a.parents)))), []
+
+
+class Ring:
+    """One generation over several fake stages; `step` does one thing that could happen next."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        stages: int,
+        limits: Limits,
+        accept: float = 0.7,
+        branches: int = 1,
+        waits_for_draft: bool = False,
+        stop_tokens: frozenset[int] = frozenset(),
+        needs_tokens: bool = False,
+        loss_rate: float = 0.0,
+    ) -> None:
+        self.rng, self.limits, self.needs_tokens = rng, limits, needs_tokens
+        self.accept, self.branches, self.loss_rate = accept, branches, loss_rate
+        self.generation = Generation(
+            SESSION,
+            prompt,
+            max_tokens=max_tokens,
+            stop_tokens=stop_tokens,
+            limits=limits,
+            waits_for_draft=waits_for_draft,
+        )
+        self.count = stages
+        self.stages = [self._new_stage(i) for i in range(stages)]
+        self.verdicts: deque[Verdict] = deque()
+        self.drafts: list[NeedDraft] = []
+        self.emitted: list[int] = []
+        self.finish: Finish | None = None
+        self.losses = 0
+        self.sent_tokens: list[int] = []
+
+    def _new_stage(self, index: int, epoch: int = 0) -> FakeStage:
+        is_last = index == self.count - 1
+        return FakeStage(is_last=is_last, limits=self.limits, needs_tokens=self.needs_tokens, epoch=epoch)
+
+    def drain(self) -> None:
+        while (command := self.generation.next_command()) is not None:
+            assert self.finish is None, "a command after the end"
+            match command:
+                case SendChunk(chunk):
+                    assert len(chunk.tokens) <= max(self.limits.chunk_tokens, self.limits.prefill_tokens)
+                    self.stages[0].inbox.append((chunk, list(chunk.tokens)))
+                    if self.needs_tokens:
+                        self._send_tokens(chunk)
+                case SendCommit(commit):
+                    for stage in self.stages:
+                        stage.control.append(commit)
+                case NeedDraft():
+                    self.drafts.append(command)
+                case Emit(tokens):
+                    self.emitted.extend(tokens)
+                case Finish():
+                    self.finish = command
+
+    def _send_tokens(self, chunk: Chunk) -> None:
+        if chunk.ref.first_slot == 0 or chunk.ref.epoch != self._tokens_epoch:
+            self.sent_tokens = list(self.generation.text[: chunk.ref.first_slot])
+            self._tokens_epoch = chunk.ref.epoch
+            first = 0
+        else:
+            first = len(self.sent_tokens)
+        self.sent_tokens.extend(chunk.tokens)
+        message = Tokens(chunk.ref.epoch, Slot(first), tuple(self.sent_tokens[first:]))
+        self.stages[-1].control.append(message)
+
+    _tokens_epoch = -1
+
+    def propose(self, request: NeedDraft) -> list[Branch]:
+        result = []
+        for _ in range(self.rng.randint(0, self.branches)):
+            text, tokens = list(request.text), []
+            for _ in range(self.rng.randint(1, request.depth_tokens)):
+                right = target(text)
+                token = right if self.rng.random() < self.accept else self.rng.randrange(50)
+                tokens.append(token)
+                text.append(token)
+            result.append(Branch(tuple(tokens), self.rng.random()))
+        return result
+
+    def step(self) -> None:
+        """Do one thing that can happen, at random."""
+        self.drain()
+        if self.finish is not None:
+            return
+        choices: list[Callable[[], None]] = []
+        for index, stage in enumerate(self.stages):
+            if stage.inbox:
+                choices.append(stage.receive)
+            if stage.control:
+                choices.append(lambda stage=stage: self._control(stage))
+            if stage.session.queued:
+                choices.append(lambda index=index: self._run(index))
+        if self.verdicts:
+            choices.append(lambda: self.generation.receive_verdict(self.verdicts.popleft()))
+        if self.drafts:
+            choices.append(self._draft)
+        assert choices, "nothing can happen: the ring is stuck"
+        if self.rng.random() < self.loss_rate and self.losses < 5:
+            self._lose()
+            return
+        self.rng.choice(choices)()
+
+    def _control(self, stage: FakeStage) -> None:
+        message = stage.control.popleft()
+        if isinstance(message, Commit):
+            stage.session.commit(message)
+        elif stage.is_last:
+            stage.session.receive_tokens(message)
+
+    def _run(self, index: int) -> None:
+        done = self.stages[index].run()
+        if done is None:
+            return
+        _, message, hidden = done
+        if isinstance(message, Verdict):
+            self.verdicts.append(message)
+        else:
+            self.stages[index + 1].inbox.append((message, hidden))
+
+    def _draft(self) -> None:
+        request = self.drafts.pop(self.rng.randrange(len(self.drafts)))
+        self.generation.receive_draft(request.request, self.propose(request))
+
+    def _lose(self) -> None:
+        """A new epoch: either a stage died, and what it held and was sent is lost; or all keep what is settled."""
+        self.losses += 1
+        if self.rng.random() < 0.5:
+            self.generation.lose_cache(self.rng.randint(0, self.generation.settled_tokens))
+            return
+        self.generation.lose_cache()
+        lost = self.rng.randrange(self.count)
+        self.stages[lost] = self._new_stage(lost, self.generation.epoch)
+
+    def run(self, max_steps: int = 60_000) -> list[int]:
+        """Step until the end; gives the emitted tokens."""
+        for _ in range(max_steps):
+            self.step()
+            if self.finish is not None:
+                return self.emitted
+        raise AssertionError("the generation does not end")
