@@ -1,0 +1,220 @@
+"""One frozen tree of settings, and the only reader of settings files and of the environment.
+
+A TOML file is read first, then flags replace what it says; secrets, where there are any, come from the environment
+in between. The file is `--config FILE`, or config.toml in the user's configuration directory where it exists:
+
+    data_dir = "/srv/shardp2p"
+
+    [up]
+    model = "smollm2"
+    layers = "0:15"
+    listen = ["/ip4/127.0.0.1/tcp/4001"]
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn, cast, get_args
+
+import platformdirs
+
+from shardp2p.errors import ConfigError
+from shardp2p.vocabulary import LayerRange, ModelId
+
+DType = Literal["float32", "float16", "bfloat16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where this user's files lie. Nothing here is created by being named."""
+
+    data_dir: Path
+    models_dir: Path
+    identity_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """What `shardp2p up` serves and how. None means: not said.
+
+    `listen` and `peers` are multiaddrs; `threads` 0 leaves the number of compute threads to torch; `identity` is the
+    key file that stands in for `Paths.identity_file`.
+    """
+
+    model: ModelId | None = None
+    layers: LayerRange | None = None
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    peers: tuple[str, ...] = ()
+    dtype: DType = "float32"
+    device: str = "cpu"
+    threads: int = 0
+    identity: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(DType):
+            raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device is {self.device!r}; it must be cpu, cuda or cuda:N")
+        if not 0 <= self.threads <= 1024:
+            raise ConfigError(f"threads is {self.threads}; it must be between 0 (torch decides) and 1024")
+        if not self.listen:
+            raise ConfigError("listen is empty; name at least one multiaddr, for example /ip4/127.0.0.1/tcp/0")
+        for name, addresses in (("listen", self.listen), ("peers", self.peers)):
+            for address in addresses:
+                if not address.startswith("/"):
+                    raise ConfigError(f"{name} has {address!r}; a multiaddr looks like /ip4/127.0.0.1/tcp/4001")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set, read once and passed down in parts."""
+
+    paths: Paths
+    log_level: LogLevel = "info"
+    up: UpSettings = field(default_factory=UpSettings)
+
+    def __post_init__(self) -> None:
+        if self.log_level not in get_args(LogLevel):
+            raise ConfigError(f"log_level is {self.log_level!r}; it must be one of {', '.join(get_args(LogLevel))}")
+
+
+def default_paths(data_dir: Path | None = None) -> Paths:
+    """The paths under `data_dir`, or under the user's own data directory."""
+    root = (data_dir or platformdirs.user_data_path("shardp2p")).expanduser().absolute()
+    return Paths(data_dir=root, models_dir=root / "models", identity_file=root / "identity.key")
+
+
+def load_settings(file: Path | None = None, *, data_dir: Path | None = None) -> Settings:
+    """The settings of `file`, or of the user's config.toml where there is one. A `data_dir` replaces the file's.
+
+    Raises: ConfigError that names the file and the key: no such file, no TOML, an unknown key, a wrong type or value.
+    """
+    path = file
+    if path is None:
+        path = platformdirs.user_config_path("shardp2p") / "config.toml"
+        if not path.exists():
+            return Settings(paths=default_paths(data_dir))
+    top = _Table(_read_toml(path), path)
+    up = top.table("up")
+    file_data_dir = top.path("data_dir")
+    try:
+        settings = Settings(
+            paths=default_paths(data_dir or file_data_dir),
+            log_level=cast(LogLevel, top.text("log_level", "info")),
+            up=_up_settings(up),
+        )
+    except ConfigError as error:
+        if str(path) in error.message:
+            raise
+        raise ConfigError(f"{path}: {error.message}") from error
+    up.refuse_unknown_keys()
+    top.refuse_unknown_keys()
+    return settings
+
+
+def with_flags(settings: UpSettings, **flags: Any) -> UpSettings:
+    """`settings` with each flag that was given in place of its field; None and an empty sequence are flags not given.
+
+    Raises: ConfigError for a value that is not allowed.
+    """
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in flags.items()
+        if value is not None and value not in ((), [])
+    }
+    return replace(settings, **given)
+
+
+def _up_settings(table: _Table) -> UpSettings:
+    defaults = UpSettings()
+    model = table.text("model", "")
+    layers = table.text("layers", "")
+    return UpSettings(
+        model=ModelId(model) if model else None,
+        layers=LayerRange.parse(layers) if layers else None,
+        listen=table.texts("listen", defaults.listen),
+        peers=table.texts("peers", defaults.peers),
+        dtype=cast(DType, table.text("dtype", defaults.dtype)),
+        device=table.text("device", defaults.device),
+        threads=table.number("threads", defaults.threads),
+        identity=table.path("identity"),
+    )
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no settings file {path}; create it, or leave --config out") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+class _Table:
+    """A TOML table that remembers which keys were asked for, so that a mistyped one is noticed."""
+
+    def __init__(
+        self, values: Mapping[str, object], file: Path, section: str = "", parent: _Table | None = None
+    ) -> None:
+        self._values = values
+        self._file = file
+        self._section = section
+        self._known: list[str] = parent._known if parent else []  # full names, of all tables of the file
+
+    def text(self, key: str, default: str) -> str:
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            self._refuse(key, "a text")
+        return value
+
+    def number(self, key: str, default: int) -> int:
+        value = self._take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(key, "a whole number")
+        return value
+
+    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self._take(key, list(default))
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self._refuse(key, "a list of texts")
+        return tuple(value)
+
+    def path(self, key: str) -> Path | None:
+        """The path under `key`; a relative one is meant from the settings file's own directory."""
+        value = self.text(key, "")
+        return self._file.absolute().parent / Path(value).expanduser() if value else None
+
+    def table(self, key: str) -> _Table:
+        value = self._take(key, {})
+        if not isinstance(value, dict):
+            self._refuse(key, "a table")
+        return _Table(value, self._file, key, self)
+
+    def refuse_unknown_keys(self) -> None:
+        """Raise ConfigError for the first key that nobody asked for."""
+        for key in self._values:
+            if self._name(key) not in self._known:
+                by_last_part = {name.rpartition(".")[2]: name for name in self._known}
+                nearest = difflib.get_close_matches(key, by_last_part, n=1, cutoff=0.0)[0]
+                hint = f"did you mean {by_last_part[nearest]}?"
+                raise ConfigError(f"{self._file}: unknown setting {self._name(key)}; {hint}")
+
+    def _take(self, key: str, default: object) -> object:
+        self._known.append(self._name(key))
+        return self._values.get(key, default)
+
+    def _refuse(self, key: str, wanted: str) -> NoReturn:
+        raise ConfigError(f"{self._file}: {self._name(key)} is {self._values[key]!r}; it must be {wanted}")
+
+    def _name(self, key: str) -> str:
+        return f"{self._section}.{key}" if self._section else key

@@ -1,0 +1,22 @@
+"""What every test needs before anything else is imported."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Read when torch and its libraries are first imported: one thread keeps tests repeatable and fair to each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# No test reaches a model hub, whatever a library would like to check there.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `gpu` where there is none, and say so."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device, and torch sees none here")
