@@ -1,1 +1,4 @@
-"""The model on one device: load layers, run them over cache rows, choose tokens. Knows no network. Start at block.py."""
+"""The model on one device: load layers, run them over cache rows, choose tokens.
+
+Knows no network, no peers, no sessions. Start at block.py.
+"""

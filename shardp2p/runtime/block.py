@@ -1,0 +1,204 @@
+"""Layers [a, b) of a model on one device: token ids or hidden states in, hidden states or logits out.
+
+Start here, then load.py (how a block comes from a directory) and cache.py (what it remembers of a session).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from shardp2p.errors import LocalProtocolError
+from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture
+from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
+from shardp2p.vocabulary import LayerRange
+
+PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")
+"""Lists of the configuration that the model's own forward reads by the number of a layer in its list."""
+
+
+class Block:
+    """What load_block gives. Not thread-safe: one thread owns the device (device.py)."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        inner: Any,
+        architecture: Architecture,
+        layers: LayerRange,
+        dtype: torch.dtype,
+        device: torch.device,
+        layer_bytes: int,
+    ) -> None:
+        config: Any = architecture.config
+        self.layers = layers
+        self.model_layers = architecture.layer_count
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.context_tokens: int = config.max_position_embeddings
+        self.dtype = dtype
+        self.device = device
+        self.layer_bytes = layer_bytes
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == architecture.layer_count
+        self._attention = architecture.attention[layers.start : layers.stop]
+        self._mixes = architecture.mixes_attention
+        self._window_tokens = architecture.window_tokens
+        self._inner = _slice(inner, architecture, layers)
+        self._head = _head_of(model) if self.is_last else None
+        self._is_eager = model.config._attn_implementation == "eager"
+        self._needs_mask = getattr(config, "index_topk", None) is not None
+        self._cache_keyword = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
+        self._shapes = self._measure_rows()
+
+    def new_cache(self, capacity_rows: int) -> RowCache:
+        """Rows for one session; takes capacity_rows × row_bytes of memory now."""
+        return RowCache(self._shapes, capacity_rows, self.dtype, self.device, self.layers.start)
+
+    @property
+    def row_bytes(self) -> int:
+        """What one cache row takes in all layers of the block."""
+        return sum(shape.row_bytes(self.dtype) for shape in self._shapes)
+
+    def forward(self, inputs: Tensor, cache: RowCache, rows: RowBatch) -> Tensor:
+        """Runs new rows: tokens [T] int64 (first block) or hidden [T, H] → hidden [T, H], normed by the last block.
+
+        Raises:
+            LocalProtocolError: the cache has no room, or inputs and rows do not fit together; the cache is unchanged.
+        """
+        wanted = (len(rows.parents),) if self.is_first else (len(rows.parents), self.hidden_size)
+        if tuple(inputs.shape) != wanted:
+            raise LocalProtocolError(f"a block got inputs of shape {tuple(inputs.shape)}; it needs {wanted}")
+        is_chain = cache.begin(rows)
+        masks = self._masks(cache, rows, is_chain)
+        with torch.inference_mode():
+            positions = torch.tensor((rows.positions,), device=self.device)
+            hidden = self._run(inputs, positions, masks, cache.tensors)
+        cache.commit(rows)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits [n, V] of hidden [n, H] that the last block gave, with the model's scale and soft cap."""
+        if self._head is None:
+            raise LocalProtocolError("only the last block has a head")
+        with torch.inference_mode():
+            logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+    def warm_up(self, tokens: int = 16) -> None:
+        """Runs a forward of `tokens` rows and of one row, so that memory taken on first use is taken now."""
+        cache = self.new_cache(tokens + 1)
+        for count in (tokens, 1):
+            shape = (count,) if self.is_first else (count, self.hidden_size)
+            inputs = torch.zeros(shape, dtype=torch.int64 if self.is_first else self.dtype, device=self.device)
+            hidden = self.forward(inputs, cache, RowBatch.chain(cache.rows, count))
+            if self.is_last:
+                self.logits(hidden)
+
+    def _run(self, inputs: Tensor, positions: Tensor, masks: Any, cache: Any) -> Tensor:
+        name = "input_ids" if self.is_first else "inputs_embeds"
+        given = {name: inputs[None], self._cache_keyword: cache}
+        output = self._inner(position_ids=positions, attention_mask=masks, use_cache=True, **given)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _masks(self, cache: RowCache, rows: RowBatch, is_chain: bool) -> Any:
+        """The attention_mask of the model's own forward: a mask, None, or one of them per kind of attention."""
+        masks: dict[str, Tensor | None] = {}
+        starts: dict[str, int] = {}
+        for kind in set(self._attention):
+            window = self._window_tokens if kind == SLIDING_ATTENTION else 0
+            masks[kind], starts[kind] = self._mask(cache, rows, is_chain, window)
+        cache.tensors.view_starts = [starts[kind] for kind in self._attention]
+        return masks if self._mixes else next(iter(masks.values()))
+
+    def _mask(self, cache: RowCache, rows: RowBatch, is_chain: bool, window: int) -> tuple[Tensor | None, int]:
+        """The mask of one kind of attention and the first row that it covers.
+
+        A simple chain gets what transformers' own caches would give, row for row: results are equal in every bit.
+        """
+        count, before = len(rows.parents), cache.rows
+        start = max(0, before - window + 1) if is_chain and window else 0
+        if is_chain and not self._needs_mask:
+            reach = before - start + count
+            is_short = not window or reach < window or (self._is_eager and reach == window)
+            if is_short and (count == 1 or (before == 0 and not self._is_eager)):
+                return None, start
+        allowed = torch.from_numpy(cache.ancestry.mask(rows, window)[:, start:]).to(self.device)
+        if not self._is_eager:
+            return allowed[None, None], start
+        mask = torch.full(allowed.shape, torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(allowed, 0.0)[None, None], start
+
+    def _measure_rows(self) -> list[LayerShape]:
+        """What each layer stores per row, as one token of any input shows it."""
+        probe = _Probe()
+        shape = (1,) if self.is_first else (1, self.hidden_size)
+        inputs = torch.zeros(shape, dtype=torch.int64 if self.is_first else self.dtype, device=self.device)
+        masks: Any = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
+        if self._is_eager:
+            masks = masks.to(self.dtype)
+        with torch.inference_mode():
+            positions = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+            self._run(inputs, positions, dict.fromkeys(self._attention, masks) if self._mixes else masks, probe)
+        return [
+            LayerShape(*probe.stored[layer], tuple(probe.others[layer] for _ in range(1) if layer in probe.others))
+            for layer in range(self.layers.start, self.layers.stop)
+        ]
+
+
+class _Probe:
+    """A cache that keeps nothing but the shapes that it was given."""
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self.stored: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+        self.others: dict[int, tuple[int, ...]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.stored[layer_idx] = ((keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]))
+        return keys, values
+
+    def update_indexer(self, keys: Tensor, layer_idx: int, *_: Any, **__: Any) -> Tensor:
+        self.others[layer_idx] = (keys.shape[2],)
+        return keys
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def _slice(inner: Any, architecture: Architecture, layers: LayerRange) -> Any:
+    """The inner model with its list of layers, and the settings that go with it, cut to the block's."""
+    inner.layers = nn.ModuleList(list(inner.layers)[layers.start : layers.stop])
+    config = copy.deepcopy(inner.config)
+    config.num_hidden_layers = len(layers)
+    for name in PER_LAYER_SETTINGS:
+        values = getattr(config, name, None)
+        if isinstance(values, (list, tuple)) and len(values) == architecture.layer_count:
+            setattr(config, name, list(values)[layers.start : layers.stop])
+    inner.config = config
+    if layers.start > 0 and hasattr(inner, "embedding_multiplier"):
+        # Granite scales whatever enters its forward; hidden states were scaled by the first block.
+        inner.embedding_multiplier = 1.0
+    return inner
+
+
+def _head_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model's own head code, around an inner model that hands through what it gets."""
+    setattr(model, model.base_model_prefix, _HandThrough())
+    return model
+
+
+class _HandThrough(nn.Module):
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            last_hidden_state=inputs_embeds, cache=None, past_key_values=None, hidden_states=None, attentions=None,
+            router_logits=None,
+        )  # fmt: skip
