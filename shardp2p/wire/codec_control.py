@@ -1,0 +1,199 @@
+"""The messages of /shardp2p/control/1 as protobuf and back. Rules: docs/protocols/control.md. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from shardp2p.vocabulary import PeerId, SamplingParams, Slot
+from shardp2p.wire.codec_parts import (
+    AnyCodec,
+    InvalidError,
+    MessageCodec,
+    accept,
+    check_address,
+    check_count,
+    check_digest,
+    check_ids,
+    check_peer_id,
+    check_text,
+    read_address,
+    read_dtype,
+    read_layers,
+    read_scheme,
+    read_session,
+    write_address,
+    write_layers,
+    write_scheme,
+    write_session,
+)
+from shardp2p.wire.messages import Close, Closed, Commit, Failure, Open, Opened, Tokens
+from shardp2p.wire.pb import control_pb2, types_pb2
+from shardp2p.wire.protocols import MAX_SLOT
+
+MAX_LOGIT_BIASES: Final = 1024
+MAX_SESSION_CHUNKS: Final = 1024
+MAX_TOKENS: Final = 131_072
+MAX_STATUS_CHARACTERS: Final = 32
+MAX_FAILURE_CHARACTERS: Final = 2000
+
+
+def _write_sampling(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    return types_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=[types_pb2.LogitBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
+        seed=sampling.seed,
+    )
+
+
+def _read_sampling(wire: types_pb2.SamplingParams) -> SamplingParams:
+    check_count(len(wire.logit_bias), MAX_LOGIT_BIASES, "logit biases")
+    return SamplingParams(
+        temperature=wire.temperature,
+        top_k=wire.top_k,
+        top_p=wire.top_p,
+        min_p=wire.min_p,
+        repetition_penalty=wire.repetition_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        presence_penalty=wire.presence_penalty,
+        logit_bias=tuple((entry.token, entry.bias) for entry in wire.logit_bias),
+        seed=wire.seed,
+    )
+
+
+def _write_open(message: Open) -> control_pb2.Open:
+    return control_pb2.Open(
+        session=write_session(message.session),
+        model_digest=message.model_digest,
+        layers=write_layers(message.layers),
+        dtype=message.dtype,
+        cache_rows=message.cache_rows,
+        max_chunks=message.max_chunks,
+        next=write_address(message.next),
+        sampling=None if message.sampling is None else _write_sampling(message.sampling),
+        wire_scheme=write_scheme(message.wire_scheme),
+    )
+
+
+def _read_open(wire: control_pb2.Open) -> Open:
+    return Open(
+        session=read_session(wire.session),
+        model_digest=wire.model_digest,
+        layers=read_layers(wire.layers),
+        dtype=read_dtype(wire.dtype),
+        cache_rows=wire.cache_rows,
+        max_chunks=wire.max_chunks,
+        next=read_address(wire.next),
+        sampling=_read_sampling(wire.sampling) if wire.HasField("sampling") else None,
+        wire_scheme=read_scheme(wire.wire_scheme),
+    )
+
+
+def _check_open(message: Open) -> None:
+    check_digest(message.model_digest)
+    read_dtype(message.dtype)
+    check_address(message.next)
+    if not 1 <= message.cache_rows <= MAX_SLOT:
+        raise InvalidError(f"a cache of {message.cache_rows} rows")
+    if not 1 <= message.max_chunks <= MAX_SESSION_CHUNKS:
+        raise InvalidError(f"{message.max_chunks} chunks at once; 1 to {MAX_SESSION_CHUNKS} are allowed")
+    if message.sampling is not None:
+        check_count(len(message.sampling.logit_bias), MAX_LOGIT_BIASES, "logit biases")
+        check_ids([token for token, _ in message.sampling.logit_bias], "biased tokens")
+
+
+def _write_opened(message: Opened) -> control_pb2.Opened:
+    return control_pb2.Opened(layers=write_layers(message.layers), cache_rows=message.cache_rows)
+
+
+def _read_opened(wire: control_pb2.Opened) -> Opened:
+    return Opened(read_layers(wire.layers), wire.cache_rows)
+
+
+def _check_opened(message: Opened) -> None:
+    if not 1 <= message.cache_rows <= MAX_SLOT:
+        raise InvalidError(f"a cache of {message.cache_rows} rows")
+
+
+def _write_commit(message: Commit) -> control_pb2.Commit:
+    return control_pb2.Commit(epoch=message.epoch, root=message.root, parent=message.parent)
+
+
+def _read_commit(wire: control_pb2.Commit) -> Commit:
+    return Commit(wire.epoch, Slot(wire.root), Slot(wire.parent))
+
+
+def _check_commit(message: Commit) -> None:
+    if not 0 <= message.parent < message.root <= MAX_SLOT:
+        raise InvalidError(f"the root {message.root} cannot be a child of slot {message.parent}")
+
+
+def _write_tokens(message: Tokens) -> control_pb2.Tokens:
+    return control_pb2.Tokens(epoch=message.epoch, first_slot=message.first_slot, tokens=message.tokens)
+
+
+def _read_tokens(wire: control_pb2.Tokens) -> Tokens:
+    check_count(len(wire.tokens), MAX_TOKENS, "tokens")
+    return Tokens(wire.epoch, Slot(wire.first_slot), tuple(wire.tokens))
+
+
+def _check_tokens(message: Tokens) -> None:
+    if not 1 <= len(message.tokens) <= MAX_TOKENS:
+        raise InvalidError(f"{len(message.tokens)} tokens; 1 to {MAX_TOKENS} are allowed")
+    if not 0 <= message.first_slot <= MAX_SLOT + 1 - len(message.tokens):
+        raise InvalidError(f"the slots from {message.first_slot} on are out of bounds")
+    check_ids(message.tokens, "token ids")
+
+
+def _write_failure(message: Failure) -> control_pb2.Failure:
+    # The text may quote foreign errors of any length: clipped here, so that reporting a failure never fails.
+    text = "".join(c if c.isprintable() else " " for c in message.message[:MAX_FAILURE_CHARACTERS])
+    return control_pb2.Failure(status=message.status, message=text, peer_id=message.peer_id or "")
+
+
+def _read_failure(wire: control_pb2.Failure) -> Failure:
+    check_text(wire.message, MAX_FAILURE_CHARACTERS, "failure's text")
+    return Failure(wire.status, wire.message, PeerId(wire.peer_id) if wire.peer_id else None)
+
+
+def _check_failure(message: Failure) -> None:
+    check_text(message.status, MAX_STATUS_CHARACTERS, "failure's status")
+    if message.peer_id is not None:
+        check_peer_id(message.peer_id)
+
+
+def _write_closed(message: Closed) -> control_pb2.Closed:
+    return control_pb2.Closed(
+        chunks=message.chunks,
+        rows=message.rows,
+        skipped_rows=message.skipped_rows,
+        compute_s=message.compute_s,
+        overhead_s=message.overhead_s,
+    )
+
+
+def _read_closed(wire: control_pb2.Closed) -> Closed:
+    return Closed(wire.chunks, wire.rows, wire.skipped_rows, wire.compute_s, wire.overhead_s)
+
+
+def _check_closed(message: Closed) -> None:
+    for seconds in (message.compute_s, message.overhead_s):
+        if not 0.0 <= seconds < math.inf:
+            raise InvalidError(f"{seconds} is no duration in seconds")
+
+
+CODECS: Final[dict[type, AnyCodec]] = {
+    Open: MessageCodec(control_pb2.Open, _write_open, _read_open, _check_open),
+    Opened: MessageCodec(control_pb2.Opened, _write_opened, _read_opened, _check_opened),
+    Commit: MessageCodec(control_pb2.Commit, _write_commit, _read_commit, _check_commit),
+    Tokens: MessageCodec(control_pb2.Tokens, _write_tokens, _read_tokens, _check_tokens),
+    Failure: MessageCodec(control_pb2.Failure, _write_failure, _read_failure, _check_failure),
+    Close: MessageCodec(control_pb2.Close, lambda _: control_pb2.Close(), lambda _: Close(), accept),
+    Closed: MessageCodec(control_pb2.Closed, _write_closed, _read_closed, _check_closed),
+}

@@ -1,0 +1,148 @@
+"""The messages of /shardp2p/ring/1 as protobuf and back. Rules: docs/protocols/ring.md. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shardp2p.vocabulary import Slot
+from shardp2p.wire.codec_parts import (
+    AnyCodec,
+    InvalidError,
+    MessageCodec,
+    accept,
+    check_count,
+    check_ids,
+    check_rows,
+    check_tensor,
+    read_ref,
+    read_session,
+    read_tensor,
+    write_ref,
+    write_session,
+    write_tensor,
+)
+from shardp2p.wire.messages import Activations, Chunk, Credit, End, Hello, Verdict
+from shardp2p.wire.pb import ring_pb2
+from shardp2p.wire.protocols import MAX_ROWS, MAX_SLOT
+
+MAX_CREDITS: Final = 1024
+"""More in one grant is no flow control any more."""
+
+_SKIPPED_CHOICE: Final = -1
+
+
+def _write_hello(message: Hello) -> ring_pb2.Hello:
+    return ring_pb2.Hello(session=write_session(message.session))
+
+
+def _read_hello(wire: ring_pb2.Hello) -> Hello:
+    return Hello(read_session(wire.session))
+
+
+def _write_chunk(message: Chunk) -> ring_pb2.Chunk:
+    return ring_pb2.Chunk(
+        ref=write_ref(message.ref),
+        tokens=message.tokens,
+        parents=message.parents,
+        root=message.root,
+        quiet=message.quiet,
+    )
+
+
+def _read_chunk(wire: ring_pb2.Chunk) -> Chunk:
+    check_count(max(len(wire.tokens), len(wire.parents)), MAX_ROWS, "rows")
+    return Chunk(
+        ref=read_ref(wire.ref),
+        tokens=tuple(wire.tokens),
+        parents=tuple(map(Slot, wire.parents)),
+        root=Slot(wire.root),
+        quiet=wire.quiet,
+    )
+
+
+def _check_chunk(message: Chunk) -> None:
+    check_rows(message.ref, message.parents, message.root, message.quiet)
+    if len(message.tokens) != len(message.parents):
+        raise InvalidError(f"{len(message.tokens)} tokens have {len(message.parents)} parents")
+    check_ids(message.tokens, "token ids")
+
+
+def _write_activations(message: Activations) -> ring_pb2.Activations:
+    return ring_pb2.Activations(
+        ref=write_ref(message.ref),
+        parents=message.parents,
+        root=message.root,
+        quiet=message.quiet,
+        skipped=message.skipped,
+        hidden=None if message.hidden is None else write_tensor(message.hidden),
+    )
+
+
+def _read_activations(wire: ring_pb2.Activations) -> Activations:
+    check_count(max(len(wire.skipped), len(wire.parents)), MAX_ROWS, "rows")
+    return Activations(
+        ref=read_ref(wire.ref),
+        parents=tuple(map(Slot, wire.parents)),
+        root=Slot(wire.root),
+        quiet=wire.quiet,
+        skipped=tuple(wire.skipped),
+        hidden=read_tensor(wire.hidden) if wire.HasField("hidden") else None,
+    )
+
+
+def _check_activations(message: Activations) -> None:
+    check_rows(message.ref, message.parents, message.root, message.quiet)
+    rows = len(message.parents)
+    earlier = -1
+    for row in message.skipped:
+        if not earlier < row < rows:
+            raise InvalidError(f"the skipped row {row} of {rows} is out of range or order")
+        earlier = row
+    computed = 0 if message.hidden is None else message.hidden.shape[0]
+    if computed + len(message.skipped) != rows:
+        raise InvalidError(f"{computed} hidden and {len(message.skipped)} skipped rows are not the chunk's {rows}")
+    if message.hidden is not None:
+        check_tensor(message.hidden)
+
+
+def _write_verdict(message: Verdict) -> ring_pb2.Verdict:
+    choices = [_SKIPPED_CHOICE if choice is None else choice for choice in message.choices]
+    return ring_pb2.Verdict(ref=write_ref(message.ref), quiet=message.quiet, choices=choices)
+
+
+def _read_verdict(wire: ring_pb2.Verdict) -> Verdict:
+    check_count(len(wire.choices), MAX_ROWS, "choices")
+    choices = tuple(None if choice == _SKIPPED_CHOICE else choice for choice in wire.choices)
+    return Verdict(read_ref(wire.ref), wire.quiet, choices)
+
+
+def _check_verdict(message: Verdict) -> None:
+    rows = message.quiet + len(message.choices)
+    if not (message.quiet >= 0 and 1 <= rows <= MAX_ROWS):
+        raise InvalidError(f"a verdict on {rows} rows; 1 to {MAX_ROWS} are allowed")
+    if not 0 <= message.ref.first_slot <= MAX_SLOT + 1 - rows:
+        raise InvalidError(f"the slots from {message.ref.first_slot} on are out of bounds")
+    check_ids([choice for choice in message.choices if choice is not None], "choices")
+
+
+def _write_credit(message: Credit) -> ring_pb2.Credit:
+    return ring_pb2.Credit(messages=message.messages)
+
+
+def _read_credit(wire: ring_pb2.Credit) -> Credit:
+    return Credit(wire.messages)
+
+
+def _check_credit(message: Credit) -> None:
+    if not 1 <= message.messages <= MAX_CREDITS:
+        raise InvalidError(f"a credit of {message.messages}; 1 to {MAX_CREDITS} are allowed")
+
+
+CODECS: Final[dict[type, AnyCodec]] = {
+    Hello: MessageCodec(ring_pb2.Hello, _write_hello, _read_hello, accept),
+    Chunk: MessageCodec(ring_pb2.Chunk, _write_chunk, _read_chunk, _check_chunk),
+    Activations: MessageCodec(ring_pb2.Activations, _write_activations, _read_activations, _check_activations),
+    Verdict: MessageCodec(ring_pb2.Verdict, _write_verdict, _read_verdict, _check_verdict),
+    Credit: MessageCodec(ring_pb2.Credit, _write_credit, _read_credit, _check_credit),
+    End: MessageCodec(ring_pb2.End, lambda _: ring_pb2.End(), lambda _: End(), accept),
+}

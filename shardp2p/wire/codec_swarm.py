@@ -1,0 +1,81 @@
+"""The messages of /shardp2p/swarm/1 as protobuf and back. Rules: docs/protocols/swarm.md. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shardp2p.vocabulary import PeerId
+from shardp2p.wire.codec_parts import (
+    AnyCodec,
+    InvalidError,
+    MessageCodec,
+    accept,
+    check_digest,
+    check_peer_id,
+    check_text,
+    read_dtype,
+    read_layers,
+    write_layers,
+)
+from shardp2p.wire.messages import Describe, MemberInfo
+from shardp2p.wire.pb import swarm_pb2
+
+MAX_VERSION_CHARACTERS: Final = 64
+MAX_MODEL_CHARACTERS: Final = 256
+MAX_DEVICE_CHARACTERS: Final = 128
+
+
+def _write_member(message: MemberInfo) -> swarm_pb2.MemberInfo:
+    return swarm_pb2.MemberInfo(
+        peer_id=message.peer_id,
+        version=message.version,
+        model=message.model,
+        model_digest=message.model_digest,
+        model_layers=message.model_layers,
+        layers=None if message.layers is None else write_layers(message.layers),
+        dtype=message.dtype,
+        context_tokens=message.context_tokens,
+        layer_bytes=message.layer_bytes,
+        rss_bytes=message.rss_bytes,
+        pid=message.pid,
+        free_cache_rows=message.free_cache_rows,
+        device=message.device,
+        load_growth_bytes=message.load_growth_bytes,
+    )
+
+
+def _read_member(wire: swarm_pb2.MemberInfo) -> MemberInfo:
+    return MemberInfo(
+        peer_id=PeerId(wire.peer_id),
+        version=wire.version,
+        pid=wire.pid,
+        rss_bytes=wire.rss_bytes,
+        model=wire.model,
+        model_digest=wire.model_digest,
+        model_layers=wire.model_layers,
+        layers=read_layers(wire.layers) if wire.HasField("layers") else None,
+        dtype=read_dtype(wire.dtype),
+        context_tokens=wire.context_tokens,
+        layer_bytes=wire.layer_bytes,
+        load_growth_bytes=wire.load_growth_bytes,
+        free_cache_rows=wire.free_cache_rows,
+        device=wire.device,
+    )
+
+
+def _check_member(message: MemberInfo) -> None:
+    check_peer_id(message.peer_id)
+    read_dtype(message.dtype)
+    check_text(message.version, MAX_VERSION_CHARACTERS, "version")
+    check_text(message.model, MAX_MODEL_CHARACTERS, "model name")
+    check_text(message.device, MAX_DEVICE_CHARACTERS, "device name")
+    if message.model_digest:
+        check_digest(message.model_digest)
+    if message.layers is not None and message.layers.stop > message.model_layers:
+        raise InvalidError(f"the layers {message.layers} lie outside a model of {message.model_layers} layers")
+
+
+CODECS: Final[dict[type, AnyCodec]] = {
+    Describe: MessageCodec(swarm_pb2.Describe, lambda _: swarm_pb2.Describe(), lambda _: Describe(), accept),
+    MemberInfo: MessageCodec(swarm_pb2.MemberInfo, _write_member, _read_member, _check_member),
+}

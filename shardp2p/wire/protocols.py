@@ -1,0 +1,88 @@
+"""The protocols: their names, and for each message its kind byte and the largest payload it may have.
+
+docs/protocols/framing.md gives the frame; the page of each protocol gives the meaning of its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shardp2p.errors import LocalProtocolError
+from shardp2p.wire import messages
+
+CONTROL: Final = "/shardp2p/control/1"
+RING: Final = "/shardp2p/ring/1"
+SWARM: Final = "/shardp2p/swarm/1"
+
+MAX_ROWS: Final = 4096
+"""Rows of one chunk: what a stage computes and answers as one piece; a longer prompt is several chunks."""
+
+MAX_SLOT: Final = 2**31 - 1
+"""Slots, and token ids, are at most this: parents and choices cross the network as signed 32-bit numbers."""
+
+SMALL_BYTES: Final = 256
+"""A message of a few numbers needs less; the rest is room for fields that a newer peer adds and we ignore."""
+
+TEXT_BYTES: Final = 16 * 1024
+"""A failure's clipped text, or a description of a peer, in four-byte characters and with room to grow."""
+
+OPEN_BYTES: Final = 64 * 1024
+"""32 addresses of 512 characters and 1,024 biases fill half of it."""
+
+TOKENS_BYTES: Final = 1024 * 1024
+"""131,072 token ids of 5 bytes each fit; a longer text takes several messages."""
+
+ROWS_BYTES: Final = 64 * 1024
+"""MAX_ROWS rows of two 5-byte numbers fit."""
+
+ACTIVATIONS_BYTES: Final = 64 * 1024 * 1024
+"""4,096 rows of the widest models in 16 bits (4,096 x 7,168 x 2 = 56 MiB), while one frame stays far below a
+process's memory. Wider rows go in smaller chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageKind:
+    """One row of a protocol's table."""
+
+    number: int
+    message: type[messages.Message]
+    max_payload_bytes: int
+
+
+KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
+    CONTROL: (
+        MessageKind(1, messages.Open, OPEN_BYTES),
+        MessageKind(2, messages.Opened, SMALL_BYTES),
+        MessageKind(3, messages.Commit, SMALL_BYTES),
+        MessageKind(4, messages.Tokens, TOKENS_BYTES),
+        MessageKind(5, messages.Failure, TEXT_BYTES),
+        MessageKind(6, messages.Close, SMALL_BYTES),
+        MessageKind(7, messages.Closed, SMALL_BYTES),
+    ),
+    RING: (
+        MessageKind(1, messages.Hello, SMALL_BYTES),
+        MessageKind(2, messages.Chunk, ROWS_BYTES),
+        MessageKind(3, messages.Activations, ACTIVATIONS_BYTES),
+        MessageKind(4, messages.Verdict, ROWS_BYTES),
+        MessageKind(5, messages.Credit, SMALL_BYTES),
+        MessageKind(6, messages.End, SMALL_BYTES),
+    ),
+    SWARM: (
+        MessageKind(1, messages.Describe, SMALL_BYTES),
+        MessageKind(2, messages.MemberInfo, TEXT_BYTES),
+    ),
+}
+
+_LIMITS: Final[Mapping[str, Mapping[int, int]]] = {
+    protocol: {kind.number: kind.max_payload_bytes for kind in kinds} for protocol, kinds in KINDS.items()
+}
+
+
+def limits_of(protocol: str) -> Mapping[int, int]:
+    """The largest payload in bytes of each kind of `protocol`. Raises LocalProtocolError for an unknown protocol."""
+    try:
+        return _LIMITS[protocol]
+    except KeyError:
+        raise LocalProtocolError(f"{protocol!r} is no protocol of wire.protocols") from None
