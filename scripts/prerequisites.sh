@@ -80,7 +80,7 @@ if [ -n "$missing" ]; then
     sudo='sudo '
     [ "$(id -u)" -ne 0 ] || sudo=''
     case $system in
-        apt) fix="${sudo}apt-get install -y $packages" ;;
+        apt) fix="${sudo}apt-get update && ${sudo}apt-get install -y $packages" ;;
         dnf) fix="${sudo}dnf install -y $packages" ;;
         brew) fix="brew install $packages" ;;
         other) fix="your system's package manager" ;;

@@ -19,3 +19,5 @@ if ! .venv/bin/python -m pip install -qq --disable-pip-version-check -c constrai
     echo 'setting up .venv failed: read the lines above, check the network, then run the same command again' >&2
     exit 1
 fi
+# trio-typing, which libp2p asks for, brings stubs of an old trio; mypy would take them for trio's own types.
+rm -rf .venv/lib/python3*/site-packages/trio-stubs
