@@ -53,7 +53,7 @@ def encode(protocol: str, message: Message) -> bytes:
         raise LocalProtocolError(f"{type(message).__name__} is no message of {protocol}")
     try:
         entry.codec.check(message)
-        payload: bytes = entry.codec.write(message).SerializeToString()
+        payload: bytes = entry.codec.write(message)
     except (ValueError, TypeError, KeyError) as error:
         raise LocalProtocolError(f"this {entry.name} must not be sent: {error}") from error
     if len(payload) > entry.max_payload_bytes:

@@ -67,7 +67,7 @@ def _read_sampling(wire: types_pb2.SamplingParams) -> SamplingParams:
     )
 
 
-def _write_open(message: Open) -> control_pb2.Open:
+def _write_open(message: Open) -> bytes:
     return control_pb2.Open(
         session=write_session(message.session),
         model_digest=message.model_digest,
@@ -78,7 +78,7 @@ def _write_open(message: Open) -> control_pb2.Open:
         next=write_address(message.next),
         sampling=None if message.sampling is None else _write_sampling(message.sampling),
         wire_scheme=write_scheme(message.wire_scheme),
-    )
+    ).SerializeToString()
 
 
 def _read_open(wire: control_pb2.Open) -> Open:
@@ -108,8 +108,8 @@ def _check_open(message: Open) -> None:
         check_ids([token for token, _ in message.sampling.logit_bias], "biased tokens")
 
 
-def _write_opened(message: Opened) -> control_pb2.Opened:
-    return control_pb2.Opened(layers=write_layers(message.layers), cache_rows=message.cache_rows)
+def _write_opened(message: Opened) -> bytes:
+    return control_pb2.Opened(layers=write_layers(message.layers), cache_rows=message.cache_rows).SerializeToString()
 
 
 def _read_opened(wire: control_pb2.Opened) -> Opened:
@@ -121,8 +121,8 @@ def _check_opened(message: Opened) -> None:
         raise InvalidError(f"a cache of {message.cache_rows} rows")
 
 
-def _write_commit(message: Commit) -> control_pb2.Commit:
-    return control_pb2.Commit(epoch=message.epoch, root=message.root, parent=message.parent)
+def _write_commit(message: Commit) -> bytes:
+    return control_pb2.Commit(epoch=message.epoch, root=message.root, parent=message.parent).SerializeToString()
 
 
 def _read_commit(wire: control_pb2.Commit) -> Commit:
@@ -134,8 +134,10 @@ def _check_commit(message: Commit) -> None:
         raise InvalidError(f"the root {message.root} cannot be a child of slot {message.parent}")
 
 
-def _write_tokens(message: Tokens) -> control_pb2.Tokens:
-    return control_pb2.Tokens(epoch=message.epoch, first_slot=message.first_slot, tokens=message.tokens)
+def _write_tokens(message: Tokens) -> bytes:
+    return control_pb2.Tokens(
+        epoch=message.epoch, first_slot=message.first_slot, tokens=message.tokens
+    ).SerializeToString()
 
 
 def _read_tokens(wire: control_pb2.Tokens) -> Tokens:
@@ -151,10 +153,10 @@ def _check_tokens(message: Tokens) -> None:
     check_ids(message.tokens, "token ids")
 
 
-def _write_failure(message: Failure) -> control_pb2.Failure:
+def _write_failure(message: Failure) -> bytes:
     # The text may quote foreign errors of any length: clipped here, so that reporting a failure never fails.
     text = "".join(c if c.isprintable() else " " for c in message.message[:MAX_FAILURE_CHARACTERS])
-    return control_pb2.Failure(status=message.status, message=text, peer_id=message.peer_id or "")
+    return control_pb2.Failure(status=message.status, message=text, peer_id=message.peer_id or "").SerializeToString()
 
 
 def _read_failure(wire: control_pb2.Failure) -> Failure:
@@ -168,14 +170,14 @@ def _check_failure(message: Failure) -> None:
         check_peer_id(message.peer_id)
 
 
-def _write_closed(message: Closed) -> control_pb2.Closed:
+def _write_closed(message: Closed) -> bytes:
     return control_pb2.Closed(
         chunks=message.chunks,
         rows=message.rows,
         skipped_rows=message.skipped_rows,
         compute_s=message.compute_s,
         overhead_s=message.overhead_s,
-    )
+    ).SerializeToString()
 
 
 def _read_closed(wire: control_pb2.Closed) -> Closed:
@@ -194,6 +196,6 @@ CODECS: Final[dict[type, AnyCodec]] = {
     Commit: MessageCodec(control_pb2.Commit, _write_commit, _read_commit, _check_commit),
     Tokens: MessageCodec(control_pb2.Tokens, _write_tokens, _read_tokens, _check_tokens),
     Failure: MessageCodec(control_pb2.Failure, _write_failure, _read_failure, _check_failure),
-    Close: MessageCodec(control_pb2.Close, lambda _: control_pb2.Close(), lambda _: Close(), accept),
+    Close: MessageCodec(control_pb2.Close, lambda _: b"", lambda _: Close(), accept),
     Closed: MessageCodec(control_pb2.Closed, _write_closed, _read_closed, _check_closed),
 }

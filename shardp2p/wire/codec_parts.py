@@ -45,6 +45,8 @@ _DTYPE_FROM_WIRE: Final[dict[int, DType]] = {
 }
 _DTYPES: Final[dict[str, DType]] = {name: name for name in ITEM_BYTES}
 
+_DATA_FIELD: Final = types_pb2.TensorFrame.DATA_FIELD_NUMBER
+
 # Ids are used as names in logs and file names, so their alphabet is narrow; base58 and base32 lie within it.
 _PEER_ID = re.compile(r"[0-9A-Za-z._-]{1,128}")
 _ADDRESS = re.compile(r"/[\x21-\x7e]{1,511}")
@@ -62,7 +64,7 @@ class MessageCodec(Generic[M, P]):
     """
 
     wire: type[P]
-    write: Callable[[M], P]
+    write: Callable[[M], bytes]
     read: Callable[[P], M]
     check: Callable[[M], None]
 
@@ -143,15 +145,27 @@ def read_address(wire: types_pb2.PeerAddress) -> PeerAddress:
     return PeerAddress(PeerId(wire.peer_id), tuple(wire.addresses))
 
 
-def write_tensor(frame: TensorFrame) -> types_pb2.TensorFrame:
-    """A tensor as protobuf."""
-    return types_pb2.TensorFrame(
-        scheme=_SCHEME_TO_WIRE[frame.scheme],
-        dtype=_DTYPE_TO_WIRE[frame.dtype],
-        shape=frame.shape,
-        data=frame.data,
-        scales=frame.scales,
-    )
+def write_tensor(frame: TensorFrame) -> tuple[bytes, ...]:
+    """The protobuf bytes of a tensor in pieces to be joined, field by field as protobuf itself would write them.
+
+    protobuf copies a nested message and grows its output by doubling, which costs a large tensor more than its
+    encryption does.
+    """
+    head = types_pb2.TensorFrame(
+        scheme=_SCHEME_TO_WIRE[frame.scheme], dtype=_DTYPE_TO_WIRE[frame.dtype], shape=frame.shape
+    ).SerializeToString()
+    scales = types_pb2.TensorFrame(scales=frame.scales).SerializeToString()
+    return head, length_prefix(_DATA_FIELD, len(frame.data)), frame.data, scales
+
+
+def length_prefix(field: int, length: int) -> bytes:
+    """What stands before a bytes or message field of `length` bytes: tag (wire type 2) and length, as varints."""
+    prefix = bytearray((field << 3 | 2,))
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix)
 
 
 def read_tensor(wire: types_pb2.TensorFrame) -> TensorFrame:

@@ -14,6 +14,7 @@ from shardp2p.wire.codec_parts import (
     check_ids,
     check_rows,
     check_tensor,
+    length_prefix,
     read_ref,
     read_session,
     read_tensor,
@@ -29,24 +30,25 @@ MAX_CREDITS: Final = 1024
 """More in one grant is no flow control any more."""
 
 _SKIPPED_CHOICE: Final = -1
+_HIDDEN_FIELD: Final = ring_pb2.Activations.HIDDEN_FIELD_NUMBER
 
 
-def _write_hello(message: Hello) -> ring_pb2.Hello:
-    return ring_pb2.Hello(session=write_session(message.session))
+def _write_hello(message: Hello) -> bytes:
+    return ring_pb2.Hello(session=write_session(message.session)).SerializeToString()
 
 
 def _read_hello(wire: ring_pb2.Hello) -> Hello:
     return Hello(read_session(wire.session))
 
 
-def _write_chunk(message: Chunk) -> ring_pb2.Chunk:
+def _write_chunk(message: Chunk) -> bytes:
     return ring_pb2.Chunk(
         ref=write_ref(message.ref),
         tokens=message.tokens,
         parents=message.parents,
         root=message.root,
         quiet=message.quiet,
-    )
+    ).SerializeToString()
 
 
 def _read_chunk(wire: ring_pb2.Chunk) -> Chunk:
@@ -67,15 +69,18 @@ def _check_chunk(message: Chunk) -> None:
     check_ids(message.tokens, "token ids")
 
 
-def _write_activations(message: Activations) -> ring_pb2.Activations:
-    return ring_pb2.Activations(
+def _write_activations(message: Activations) -> bytes:
+    head = ring_pb2.Activations(
         ref=write_ref(message.ref),
         parents=message.parents,
         root=message.root,
         quiet=message.quiet,
         skipped=message.skipped,
-        hidden=None if message.hidden is None else write_tensor(message.hidden),
-    )
+    ).SerializeToString()
+    if message.hidden is None:
+        return head
+    tensor = write_tensor(message.hidden)
+    return b"".join((head, length_prefix(_HIDDEN_FIELD, sum(map(len, tensor))), *tensor))
 
 
 def _read_activations(wire: ring_pb2.Activations) -> Activations:
@@ -105,9 +110,9 @@ def _check_activations(message: Activations) -> None:
         check_tensor(message.hidden)
 
 
-def _write_verdict(message: Verdict) -> ring_pb2.Verdict:
+def _write_verdict(message: Verdict) -> bytes:
     choices = [_SKIPPED_CHOICE if choice is None else choice for choice in message.choices]
-    return ring_pb2.Verdict(ref=write_ref(message.ref), quiet=message.quiet, choices=choices)
+    return ring_pb2.Verdict(ref=write_ref(message.ref), quiet=message.quiet, choices=choices).SerializeToString()
 
 
 def _read_verdict(wire: ring_pb2.Verdict) -> Verdict:
@@ -125,8 +130,8 @@ def _check_verdict(message: Verdict) -> None:
     check_ids([choice for choice in message.choices if choice is not None], "choices")
 
 
-def _write_credit(message: Credit) -> ring_pb2.Credit:
-    return ring_pb2.Credit(messages=message.messages)
+def _write_credit(message: Credit) -> bytes:
+    return ring_pb2.Credit(messages=message.messages).SerializeToString()
 
 
 def _read_credit(wire: ring_pb2.Credit) -> Credit:
@@ -144,5 +149,5 @@ CODECS: Final[dict[type, AnyCodec]] = {
     Activations: MessageCodec(ring_pb2.Activations, _write_activations, _read_activations, _check_activations),
     Verdict: MessageCodec(ring_pb2.Verdict, _write_verdict, _read_verdict, _check_verdict),
     Credit: MessageCodec(ring_pb2.Credit, _write_credit, _read_credit, _check_credit),
-    End: MessageCodec(ring_pb2.End, lambda _: ring_pb2.End(), lambda _: End(), accept),
+    End: MessageCodec(ring_pb2.End, lambda _: b"", lambda _: End(), accept),
 }

@@ -25,7 +25,7 @@ MAX_MODEL_CHARACTERS: Final = 256
 MAX_DEVICE_CHARACTERS: Final = 128
 
 
-def _write_member(message: MemberInfo) -> swarm_pb2.MemberInfo:
+def _write_member(message: MemberInfo) -> bytes:
     return swarm_pb2.MemberInfo(
         peer_id=message.peer_id,
         version=message.version,
@@ -41,7 +41,7 @@ def _write_member(message: MemberInfo) -> swarm_pb2.MemberInfo:
         free_cache_rows=message.free_cache_rows,
         device=message.device,
         load_growth_bytes=message.load_growth_bytes,
-    )
+    ).SerializeToString()
 
 
 def _read_member(wire: swarm_pb2.MemberInfo) -> MemberInfo:
@@ -76,6 +76,6 @@ def _check_member(message: MemberInfo) -> None:
 
 
 CODECS: Final[dict[type, AnyCodec]] = {
-    Describe: MessageCodec(swarm_pb2.Describe, lambda _: swarm_pb2.Describe(), lambda _: Describe(), accept),
+    Describe: MessageCodec(swarm_pb2.Describe, lambda _: b"", lambda _: Describe(), accept),
     MemberInfo: MessageCodec(swarm_pb2.MemberInfo, _write_member, _read_member, _check_member),
 }

@@ -80,14 +80,15 @@ def decode_tensor(
 
 def _quantise(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [T, H] and float32 scales [T] of float32 hidden [T, H]."""
-    largest = hidden.abs().amax(dim=1)
+    largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=1)
     scales = largest / 127
+    if all(_SMALLEST <= magnitude <= _LARGEST for magnitude in largest.tolist()):
+        return (hidden / scales.unsqueeze(1)).round_().to(torch.int8), scales
     scales = torch.where(largest >= _SMALLEST, scales, 0.0)
     # NaN compares false, so that it lands here as well.
     scales = torch.where(largest <= _LARGEST, scales, torch.nan)
     divisors = torch.where(scales > 0, scales, torch.inf).unsqueeze(1)
-    quantised = (hidden / divisors).round_().nan_to_num_(nan=0.0).clamp_(-127, 127)
-    return quantised.to(torch.int8), scales
+    return (hidden / divisors).round_().nan_to_num_(nan=0.0).to(torch.int8), scales
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
