@@ -6,15 +6,21 @@ edge where they arise (host/ and file edges), and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
 class ShardError(Exception):
-    """The root of everything this project raises on purpose."""
+    """The root of everything this project raises on purpose. `peer` is the id of the peer to blame, where known."""
 
     exit_code: ClassVar[int] = 1
     wire_status: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, peer: str | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
 
     @property
     def message(self) -> str:
@@ -83,6 +89,27 @@ BY_WIRE_STATUS: dict[str, type[ShardError]] = {
 }
 
 
-def error_from_wire(status: str, message: str) -> ShardError:
+def error_from_wire(status: str, message: str, peer: str | None = None) -> ShardError:
     """The error that a peer reported; an unknown status counts as the peer's own fault."""
-    return BY_WIRE_STATUS.get(status, RemoteProtocolError)(message)
+    return BY_WIRE_STATUS.get(status, RemoteProtocolError)(message, peer)
+
+
+@contextmanager
+def blaming(peer: str) -> Iterator[None]:
+    """Let every ShardError from within that names no peer name this one."""
+    try:
+        yield
+    except ShardError as error:
+        if error.peer is None:
+            error.peer = peer
+        raise
+
+
+def first_of(group: BaseExceptionGroup[ShardError]) -> ShardError:
+    """The ShardError that comes first in a group that holds nothing else."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, ShardError):
+        raise LocalProtocolError(f"a {type(error).__name__} among our own errors")
+    return error

@@ -78,6 +78,7 @@ def _write_open(message: Open) -> bytes:
         next=write_address(message.next),
         sampling=None if message.sampling is None else _write_sampling(message.sampling),
         wire_scheme=write_scheme(message.wire_scheme),
+        prompt_tokens=message.prompt_tokens,
     ).SerializeToString()
 
 
@@ -92,6 +93,7 @@ def _read_open(wire: control_pb2.Open) -> Open:
         next=read_address(wire.next),
         sampling=_read_sampling(wire.sampling) if wire.HasField("sampling") else None,
         wire_scheme=read_scheme(wire.wire_scheme),
+        prompt_tokens=wire.prompt_tokens,
     )
 
 

@@ -53,6 +53,7 @@ class Open:
     next: PeerAddress
     sampling: SamplingParams | None = None
     wire_scheme: Scheme = "raw"
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Chunk:
 class Activations:
     """Stage to next stage: a chunk's hidden rows without those skipped as dead (`skipped`: ascending row numbers).
 
-    `hidden` has T - len(skipped) rows and is None when that is 0.
+    `hidden` has T - len(skipped) rows and is None when that is 0. `compute_us` sums what the stages so far took.
     """
 
     ref: ChunkRef
@@ -147,6 +148,7 @@ class Activations:
     quiet: int
     skipped: tuple[int, ...]
     hidden: TensorFrame | None
+    compute_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Verdict:
     ref: ChunkRef
     quiet: int
     choices: tuple[Token | None, ...]
+    compute_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Open(_message.Message):
-    __slots__ = ("session", "model_digest", "layers", "dtype", "cache_rows", "max_chunks", "next", "sampling", "wire_scheme")
+    __slots__ = ("session", "model_digest", "layers", "dtype", "cache_rows", "max_chunks", "next", "sampling", "wire_scheme", "prompt_tokens")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Open(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     WIRE_SCHEME_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     model_digest: str
     layers: _types_pb2.LayerRange
@@ -31,7 +32,8 @@ class Open(_message.Message):
     next: _types_pb2.PeerAddress
     sampling: _types_pb2.SamplingParams
     wire_scheme: _types_pb2.TensorFrame.Scheme
-    def __init__(self, session: _Optional[bytes] = ..., model_digest: _Optional[str] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., dtype: _Optional[str] = ..., cache_rows: _Optional[int] = ..., max_chunks: _Optional[int] = ..., next: _Optional[_Union[_types_pb2.PeerAddress, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, session: _Optional[bytes] = ..., model_digest: _Optional[str] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., dtype: _Optional[str] = ..., cache_rows: _Optional[int] = ..., max_chunks: _Optional[int] = ..., next: _Optional[_Union[_types_pb2.PeerAddress, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("layers", "cache_rows")
