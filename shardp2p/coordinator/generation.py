@@ -12,90 +12,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, Protocol
 
+from shardp2p.coordinator.commands import (
+    Command,
+    Emit,
+    Finish,
+    FinishReason,
+    Limits,
+    NeedDraft,
+    SendChunk,
+    SendCommit,
+)
 from shardp2p.coordinator.tree import Node, TokenTree
 from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from shardp2p.vocabulary import Branch, ChunkRef, SessionId, Slot, Token
 from shardp2p.wire.lineage import Lineage
 from shardp2p.wire.messages import Chunk, Commit, Verdict
-
-FinishReason = Literal["stop", "length", "cancelled"]
-
-
-class Proposer(Protocol):
-    """Something that guesses how a text goes on. `runtime.draft` has some."""
-
-    @property
-    def is_instant(self) -> bool:
-        """Whether a proposal costs so little that a chunk should wait for it."""
-        ...
-
-    def propose(self, text: Sequence[Token], depth_tokens: int) -> Sequence[Branch]:
-        """Up to a few continuations of `text`, each at most `depth_tokens` long, the best first."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a generation may use.
-
-    max_chunks      chunks in the ring at once (the depth of the pipeline)
-    chunk_tokens    tokens in a chunk of drafts
-    prefill_tokens  tokens in a chunk of committed text
-    draft_tokens    length of one branch asked of the proposer; 0 asks for none
-    cache_rows      rows that every stage keeps for the session
-    """
-
-    max_chunks: int = 4
-    chunk_tokens: int = 16
-    prefill_tokens: int = 256
-    draft_tokens: int = 8
-    cache_rows: int = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class SendChunk:
-    """Send this into the ring."""
-
-    chunk: Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class SendCommit:
-    """Send this to every stage over its control stream: it overtakes the chunks."""
-
-    commit: Commit
-
-
-@dataclass(frozen=True, slots=True)
-class NeedDraft:
-    """Ask the proposer to continue `text`, and answer with `receive_draft(request, …)`."""
-
-    request: int
-    text: tuple[Token, ...]
-    depth_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """These tokens are committed."""
-
-    tokens: tuple[Token, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """It is over; `laps` counts the verdicts that came back with choices, `tokens` what was generated."""
-
-    reason: FinishReason
-    tokens: int
-    laps: int
-
-
-Command = SendChunk | SendCommit | NeedDraft | Emit | Finish
 
 
 class Generation:
@@ -224,26 +157,30 @@ class Generation:
             self._tree.choice = choice
 
     def _advance(self) -> None:
+        """Commit what the target's choices settle, tell the stages, and emit it."""
         emitted: list[Token] = []
+        commit = None
         while self._tree.choice is not None and self._finished is None:
-            parent = self._lineage.root
-            node = self._tree.advance()
-            token = self._tree.committed[-1]
-            emitted.append(token)
-            self._revise_request(node)
-            is_sent = node is not None and node.slot is not None
-            root = node.slot if node is not None and node.slot is not None else self._lineage.next_slot
-            self._lineage.commit(root, parent)
-            if token in self._stop_tokens:
+            commit = self._commit_one()
+            emitted.append(self._tree.committed[-1])
+            if emitted[-1] in self._stop_tokens:
                 self._finish("stop", emitted)
             elif len(self._tree.committed) >= self._goal:
                 self._finish("length", emitted)
-            elif not is_sent:
-                break
-        if emitted and self._finished is None:
+        if commit is not None and self._finished is None:
             if self._in_flight:
-                self._commit(parent, root)
+                self._commands.append(SendCommit(commit))
             self._commands.append(Emit(tuple(emitted)))
+
+    def _commit_one(self) -> Commit:
+        """Commit the known choice. Its slot is the draft's, or else the next one: a correction is sent first."""
+        parent = self._lineage.root
+        node = self._tree.advance()
+        self._revise_request(node)
+        slot = None if node is None else node.slot
+        root = self._lineage.next_slot if slot is None else slot
+        self._lineage.commit(root, parent)
+        return Commit(self._epoch, root, parent)
 
     def _revise_request(self, leaf: Node | None) -> None:
         """Keep the outstanding draft request only if its anchor still stands, now that `leaf` is committed."""
@@ -253,9 +190,6 @@ class Generation:
                 self._request = (number, None)
             elif anchor is None or not anchor.is_alive:
                 self._request = None
-
-    def _commit(self, parent: Slot, root: Slot) -> None:
-        self._commands.append(SendCommit(Commit(self._epoch, root, parent)))
 
     def _finish(self, reason: FinishReason, emitted: Sequence[Token] = ()) -> None:
         if self._finished is None:

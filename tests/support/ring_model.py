@@ -10,7 +10,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shardp2p.coordinator.generation import Emit, Finish, Generation, Limits, NeedDraft, SendChunk, SendCommit
+from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, SendChunk, SendCommit
+from shardp2p.coordinator.generation import Generation
 from shardp2p.stage.session import Session, Work
 from shardp2p.vocabulary import Branch, SessionId, Slot
 from shardp2p.wire.messages import Activations, Chunk, Commit, TensorFrame, Tokens, Verdict

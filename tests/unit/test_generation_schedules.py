@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardp2p.coordinator.generation import Limits
+from shardp2p.coordinator.commands import Limits
 from tests.support.ring_model import Ring, reference
 
 SCHEDULES = 3_000

@@ -1,0 +1,85 @@
+"""What a generation is given and what it asks for: limits, a proposer, and its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from shardp2p.vocabulary import Branch, Token
+from shardp2p.wire.messages import Chunk, Commit
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Proposer(Protocol):
+    """Something that guesses how a text goes on. `runtime.draft` has some."""
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether a proposal costs so little that a chunk should wait for it."""
+        ...
+
+    def propose(self, text: Sequence[Token], depth_tokens: int) -> Sequence[Branch]:
+        """Up to a few continuations of `text`, each at most `depth_tokens` long, the best first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a generation may use.
+
+    max_chunks      chunks in the ring at once (the depth of the pipeline)
+    chunk_tokens    tokens in a chunk of drafts
+    prefill_tokens  tokens in a chunk of committed text
+    draft_tokens    length of one branch asked of the proposer; 0 asks for none
+    cache_rows      rows that every stage keeps for the session
+    """
+
+    max_chunks: int = 4
+    chunk_tokens: int = 16
+    prefill_tokens: int = 256
+    draft_tokens: int = 8
+    cache_rows: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    """Send this into the ring."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommit:
+    """Send this to every stage over its control stream: it overtakes the chunks."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class NeedDraft:
+    """Ask the proposer to continue `text`, and answer with `receive_draft(request, …)`."""
+
+    request: int
+    text: tuple[Token, ...]
+    depth_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """These tokens are committed."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """It is over; `laps` counts the verdicts that came back with choices, `tokens` what was generated."""
+
+    reason: FinishReason
+    tokens: int
+    laps: int
+
+
+Command = SendChunk | SendCommit | NeedDraft | Emit | Finish
