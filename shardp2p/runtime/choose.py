@@ -90,7 +90,7 @@ def _sample(logits: NDArray[np.float64], params: SamplingParams, position: Posit
         return int(tokens[0])
     bits = noise.bits(params.seed, position, tokens)
     noisy = scores + noise.gumbel(bits)
-    close = np.flatnonzero(noisy >= noisy.max() - noise.FAST_GUMBEL_ERROR)
+    close = np.flatnonzero(noisy >= noisy.max() - 2 * noise.FAST_GUMBEL_ERROR)
     if len(close) == 1:
         return int(tokens[close[0]])
     # Too close for logarithms that differ between machines.

@@ -12,7 +12,7 @@ from decimal import Context, Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardp2p.vocabulary import Position, Token
+from shardp2p.vocabulary import Position
 
 WORDS_PER_BLOCK = 4
 SEEKING_COSTS_TOKENS = 512
@@ -21,7 +21,9 @@ SEEKING_COSTS_TOKENS = 512
 FAST_GUMBEL_ERROR = 1e-12
 """`gumbel` is nearer than this to `exact_gumbel`, with a wide margin for any machine's logarithm."""
 
-_DIGITS = Context(prec=40)
+_DIGITS = Context(prec=60)
+"""Enough for every number that `uniform` can give; never the thread's own context."""
+
 _SHIFT = np.uint64(12)
 
 
@@ -63,10 +65,6 @@ def gumbel(noise_bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 def exact_gumbel(noise_bits: int) -> float:
     """The same noise for one token, bit for bit the same on every machine: it is computed in decimal arithmetic."""
-    number = Decimal((noise_bits >> 12) * 2 + 1) / Decimal(2**53)
-    return float(-_DIGITS.ln(-_DIGITS.ln(number)))
-
-
-def gumbel_of_token(seed: int, position: Position, token: Token) -> float:
-    """The exact noise of one token."""
-    return exact_gumbel(int(bits(seed, position, np.array([token]))[0]))
+    number = _DIGITS.divide(Decimal((noise_bits >> 12) * 2 + 1), Decimal(2**53))
+    exponential = _DIGITS.ln(number).copy_negate()
+    return float(_DIGITS.ln(exponential).copy_negate())

@@ -84,8 +84,9 @@ def apply_penalties(logits: NDArray[np.float64], params: SamplingParams, counts:
     tokens, generated = counts.totals()
     if len(tokens) == 0:
         return
-    if tokens[0] < 0 or tokens[-1] >= len(logits):
-        raise RemoteProtocolError(f"the text holds token {tokens[-1]}; the model has {len(logits)} tokens")
+    for token in (tokens[0], tokens[-1]):
+        if not 0 <= token < len(logits):
+            raise RemoteProtocolError(f"the text holds token {token}; the model has {len(logits)} tokens")
     seen = logits[tokens]
     if params.repetition_penalty != 1.0:
         seen = np.where(seen < 0.0, seen * params.repetition_penalty, seen / params.repetition_penalty)
