@@ -21,7 +21,9 @@ from shardp2p.vocabulary import LayerRange
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
-SPLITTABLE_ATTENTION = frozenset({FULL_ATTENTION, SLIDING_ATTENTION})
+INDEXED_ATTENTION = "indexed_attention"
+"""Full attention that an index narrows to the best rows (DeepSeek V3.2); the index keeps a row of its own."""
+SPLITTABLE_ATTENTION = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, INDEXED_ATTENTION})
 
 
 @dataclass(frozen=True, slots=True)
