@@ -1,0 +1,82 @@
+"""The multiaddrs that we dial and listen on: TCP over IP or a DNS name. Pure, but for the list of interfaces."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+import base58
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+from multiaddr.utils import get_network_addrs
+
+from shardp2p.errors import ConfigError
+from shardp2p.vocabulary import PeerId
+
+_HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
+_EXAMPLE: Final = "write it like /ip4/192.0.2.7/tcp/4001"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """`/<protocol>/<host>/tcp/<port>[/p2p/<peer>]`; `protocol` is ip4, ip6, dns, dns4 or dns6."""
+
+    protocol: str
+    host: str
+    port: int
+    peer: PeerId | None = None
+
+    def __str__(self) -> str:
+        suffix = f"/p2p/{self.peer}" if self.peer else ""
+        return f"/{self.protocol}/{self.host}/tcp/{self.port}{suffix}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the host is a literal IPv6 address."""
+        return self.protocol == "ip6"
+
+
+def parse_address(text: str) -> TcpAddress:
+    """The address that a multiaddr names. Raises: ConfigError when it is malformed or not plain TCP."""
+    try:
+        parts = [(protocol.name, value) for protocol, value in Multiaddr(text).items()]
+    except (MultiaddrError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{text!r} is no multiaddr; {_EXAMPLE}") from error
+    names = [name for name, _ in parts]
+    values = [str(value) for _, value in parts]
+    if names[:2] not in [[host, "tcp"] for host in _HOST_PROTOCOLS] or names[2:] not in ([], ["p2p"]):
+        raise ConfigError(f"the address {text} is not plain TCP; {_EXAMPLE}")
+    peer = parse_peer_id(values[2]) if len(values) == 3 else None
+    return TcpAddress(names[0], values[0], int(values[1]), peer)
+
+
+def parse_listen_address(text: str) -> TcpAddress:
+    """An address to listen on: a literal IP without a peer id. Raises: ConfigError."""
+    address = parse_address(text)
+    if address.protocol not in ("ip4", "ip6") or address.peer is not None:
+        raise ConfigError(f"cannot listen on {text}; give an IP address and a port, for example /ip4/0.0.0.0/tcp/4001")
+    return address
+
+
+def parse_peer_id(text: str) -> PeerId:
+    """`text` as a peer id in its base58 form. Raises: ConfigError."""
+    try:
+        decoded = base58.b58decode(text)
+    except ValueError:
+        decoded = b""
+    # A multihash: the identity (0x00) of an Ed25519 key or a SHA-256 digest (0x12), then its length.
+    if decoded[:2] not in (b"\x00\x24", b"\x12\x20") or len(decoded) != 2 + decoded[1]:
+        raise ConfigError(f"{text!r} is no peer id; it looks like 12D3KooW…")
+    return PeerId(text)
+
+
+def dialable_addresses(host: str, port: int, peer: PeerId) -> tuple[str, ...]:
+    """How others reach a socket bound to `host`: a wildcard stands for each address of this machine, loopback last."""
+    bound = ipaddress.ip_address(host)
+    protocol = f"ip{bound.version}"
+    if not bound.is_unspecified:
+        return (str(TcpAddress(protocol, host, port, peer)),)
+    found = {ipaddress.ip_address(text.partition("%")[0]) for text in get_network_addrs(bound.version)}
+    usable = sorted((ip for ip in found if not ip.is_link_local), key=lambda ip: (ip.is_loopback, int(ip)))
+    return tuple(str(TcpAddress(protocol, str(ip), port, peer)) for ip in usable)

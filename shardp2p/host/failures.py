@@ -1,0 +1,42 @@
+"""Which foreign exceptions mean that a connection or a handshake failed, whoever's bytes caused it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.exceptions import BaseLibp2pError
+from nacl.exceptions import CryptoError
+from noise.exceptions import (
+    NoiseHandshakeError,
+    NoiseInvalidMessage,
+    NoiseMaxNonceError,
+    NoiseValueError,
+)
+
+CONNECTION_FAILURES: Final[tuple[type[Exception], ...]] = (
+    BaseLibp2pError,
+    OSError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    NoiseInvalidMessage,
+    NoiseMaxNonceError,
+    NoiseValueError,
+)
+"""What reading and writing an established connection raises."""
+
+HANDSHAKE_FAILURES: Final[tuple[type[Exception], ...]] = (
+    *CONNECTION_FAILURES,
+    trio.TooSlowError,
+    NoiseHandshakeError,
+    CryptoError,
+    DecodeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What libp2p raises while it parses a stranger's handshake: its parsers let Python's own errors through."""

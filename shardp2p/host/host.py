@@ -1,0 +1,288 @@
+"""A libp2p host: TCP, Noise and Yamux, as the `Network` that our services see.
+
+libp2p's swarm keeps the connections; sockets, dialling, liveness and the lifetime of every task are ours, in the
+nursery of `open_host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import structlog
+import trio
+from libp2p import new_host
+from libp2p.abc import INetConn, INetStream
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.config import ConnectionConfig
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import ProtocolNotSupportedError
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.rcmgr import ResourceManager
+from libp2p.rcmgr.connection_limits import ConnectionLimits
+from libp2p.rcmgr.manager import ResourceLimits
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from multiaddr import Multiaddr
+
+from shardp2p.errors import PeerUnavailableError, ShardError
+from shardp2p.host import patches
+from shardp2p.host.addresses import dialable_addresses, parse_listen_address, parse_peer_id
+from shardp2p.host.dialer import dial
+from shardp2p.host.failures import HANDSHAKE_FAILURES
+from shardp2p.host.muxed_stream import MuxedStream
+from shardp2p.host.muxer import Muxer
+from shardp2p.host.stream import HostStream
+from shardp2p.host.tcp import BufferedTcpStream, open_listeners
+from shardp2p.identity.keys import Identity
+from shardp2p.vocabulary import PeerId
+from shardp2p.wire.stream import Handler
+
+MAX_CONNECTIONS: Final = 256
+"""Each costs two tasks and some buffers; a ring needs a handful."""
+MAX_CONNECTIONS_PER_PEER: Final = 8
+"""Two peers that dial each other at once keep both connections: closing one of them could meet closing the other."""
+MAX_HANDSHAKES: Final = 64
+"""Strangers that are shaking hands at the same time; a further one is hung up on."""
+NEGOTIATION_S: Final = 10
+MAX_INBOUND_STREAMS: Final = 65536
+
+log = structlog.get_logger()
+
+
+class Host:
+    """Implements `shardp2p.wire.stream.Network`. Made by `open_host`."""
+
+    def __init__(self, identity: Identity, libp2p_host: BasicHost, listeners: Sequence[trio.SocketListener]) -> None:
+        self._peer_id = identity.peer_id
+        self._swarm = _swarm_of(libp2p_host)
+        self._protocols: Multiselect = Multiselect()
+        self._handlers: dict[str, Handler] = {}
+        self._listeners = listeners
+        self._handshakes = trio.CapacityLimiter(MAX_HANDSHAKES)
+        self._dialling: dict[PeerId, trio.Lock] = {}
+        self._nursery: trio.Nursery | None = None
+        self._swarm.set_stream_handler(self._serve_stream)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._peer_id
+
+    def addresses(self) -> tuple[str, ...]:
+        """The multiaddrs, with our peer id, at which others can dial us; empty for a host that only dials."""
+        bound = [listener.socket.getsockname()[:2] for listener in self._listeners]
+        return tuple(text for host, port in bound for text in dialable_addresses(host, port, self._peer_id))
+
+    def connected_peers(self) -> tuple[PeerId, ...]:
+        """The peers to which a connection lives, in the order of connecting."""
+        peers = [PeerId(peer.to_base58()) for peer in self._swarm.connections]
+        return tuple(peer for peer in peers if self._connection(peer) is not None)
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """Hand every inbound stream of `protocol` to `handler`, each in its own task of the host's nursery.
+
+        A ShardError from the handler resets the stream; any other exception is a bug and ends the host.
+        """
+        self._handlers[protocol] = handler
+        self._protocols.add_handler(TProtocol(protocol), None)
+
+    async def open_stream(self, peer: PeerId, protocol: str, addresses: Sequence[str] = ()) -> HostStream:
+        """A new stream to `peer`, over a live connection where there is one, else by dialling `addresses` in turn.
+
+        Raises: PeerUnavailableError with each address tried and why it failed; ConfigError for a malformed address.
+        """
+        muxer = self._connection(peer) or await self._dial(peer, addresses)
+        muxed: MuxedStream | None = None
+        try:
+            muxed = await muxer.open_stream()
+            communicator = MultiselectCommunicator(muxed)
+            await MultiselectClient().select_one_of([TProtocol(protocol)], communicator, NEGOTIATION_S)
+        except HANDSHAKE_FAILURES as error:
+            if muxed is not None:
+                await muxed.reset()
+            raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
+        except BaseException:
+            if muxed is not None:
+                await muxed.reset()
+            raise
+        return HostStream(muxed, peer)
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
+        """A connection to `peer`; callers that want the same peer at the same time share one."""
+        libp2p_peer = parse_peer_id(peer)
+        lock = self._dialling.setdefault(libp2p_peer, trio.Lock())
+        try:
+            async with lock:
+                return self._connection(peer) or _muxer_of(await dial(self._swarm, peer, addresses))
+        finally:
+            if not lock.statistics().tasks_waiting:
+                self._dialling.pop(libp2p_peer, None)
+
+    def _connection(self, peer: PeerId) -> Muxer | None:
+        """The newest live connection to `peer`."""
+        connections = self._swarm.connections.get(ID.from_base58(parse_peer_id(peer)), [])
+        alive = (_muxer_of(connection) for connection in reversed(connections))
+        return next((muxer for muxer in alive if not muxer.is_closed), None)
+
+    async def _start(self, nursery: trio.Nursery) -> None:
+        """Accept connections and streams in `nursery` from now on."""
+        self._nursery = nursery
+        if self._listeners:
+            await nursery.start(trio.serve_listeners, self._accept, self._listeners)
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        """Shake hands with whoever connects, and keep the socket open until the connection ends."""
+        raw = RawConnection(BufferedTcpStream(stream), initiator=False)
+        try:
+            self._handshakes.acquire_on_behalf_of_nowait(stream)
+        except trio.WouldBlock:
+            return
+        try:
+            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr("/ip4/0.0.0.0/tcp/0"))
+        except HANDSHAKE_FAILURES as error:
+            log.debug("handshake_failed", error=str(error))
+            return
+        finally:
+            self._handshakes.release_on_behalf_of(stream)
+        if isinstance(muxed, Muxer):
+            await muxed.event_closed.wait()
+
+    async def _serve_stream(self, net_stream: INetStream) -> None:
+        """Negotiate an inbound stream and have it served; libp2p forgets the stream when this returns."""
+        muxed = getattr(net_stream, "muxed_stream", None)
+        assert isinstance(muxed, MuxedStream)
+        assert self._nursery is not None
+        try:
+            protocol, _ = await self._protocols.negotiate(MultiselectCommunicator(muxed), NEGOTIATION_S)
+        except HANDSHAKE_FAILURES as error:
+            log.debug("negotiation_failed", error=str(error))
+            await muxed.reset()
+            return
+        done = trio.Event()
+        stream = HostStream(muxed, PeerId(muxed.muxed_conn.peer_id.to_base58()))
+        self._nursery.start_soon(self._handle, str(protocol), stream, done)
+        await done.wait()
+
+    async def _handle(self, protocol: str, stream: HostStream, done: trio.Event) -> None:
+        try:
+            await self._handlers[protocol](stream)
+            await stream.close()
+        except ShardError as error:
+            log.info("stream_failed", protocol=protocol, peer=stream.peer, error=error.message)
+        finally:
+            # After a close this does nothing more.
+            await stream.reset()
+            done.set()
+
+    async def _close_connections(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for connection in self._swarm.get_connections():
+                nursery.start_soon(connection.close)
+
+
+@asynccontextmanager
+async def open_host(identity: Identity, listen: Sequence[str] = ()) -> AsyncIterator[Host]:
+    """A running host that listens on the multiaddrs `listen`; without any it only dials.
+
+    Leaving closes every socket and ends every task within about a second. An exception from the block or from a
+    handler comes out as itself, not in a group, when it is the only one.
+    Raises: ConfigError when an address is malformed or cannot be listened on.
+    """
+    patches.apply()
+    listeners = await open_listeners([parse_listen_address(text) for text in listen])
+    try:
+        with _single_errors():
+            libp2p_host = _make_libp2p_host(identity)
+            host = Host(identity, libp2p_host, listeners)
+            async with libp2p_host.run(listen_addrs=[]):
+                try:
+                    async with trio.open_nursery() as nursery:
+                        await host._start(nursery)
+                        yield host
+                        nursery.cancel_scope.cancel()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await host._close_connections()
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+
+
+def _make_libp2p_host(identity: Identity) -> BasicHost:
+    key_pair = create_new_key_pair(identity.seed)
+    noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
+    host = new_host(
+        key_pair=key_pair,
+        sec_opt={NOISE_PROTOCOL: noise},
+        muxer_opt={TProtocol(YAMUX_PROTOCOL): Muxer},
+        resource_manager=_make_resource_manager(),
+        connection_config=ConnectionConfig(
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=MAX_CONNECTIONS,
+            max_connections=MAX_CONNECTIONS,
+            max_connections_per_peer=MAX_CONNECTIONS_PER_PEER,
+        ),
+    )
+    assert isinstance(host, BasicHost)
+    # They identify every new peer in trio system tasks, where an exception would end the program.
+    _swarm_of(host).notifees.clear()
+    return host
+
+
+def _make_resource_manager() -> ResourceManager:
+    """Plain counts: libp2p's rate limits and breakers would turn away a peer that reconnects after a fault."""
+    return ResourceManager(
+        limits=ResourceLimits(max_connections=2 * MAX_CONNECTIONS, max_streams=MAX_INBOUND_STREAMS),
+        connection_limits=ConnectionLimits(),
+        enable_metrics=False,
+        enable_memory_limits=False,
+        enable_circuit_breaker=False,
+        enable_graceful_degradation=False,
+        enable_rate_limiting=False,
+    )
+
+
+def _swarm_of(host: BasicHost) -> Swarm:
+    network = host.get_network()
+    assert isinstance(network, Swarm)
+    return network
+
+
+def _muxer_of(connection: INetConn) -> Muxer:
+    muxer = connection.muxed_conn
+    assert isinstance(muxer, Muxer)
+    return muxer
+
+
+def _negotiation_failure(peer: PeerId, protocol: str, muxer: Muxer, error: BaseException) -> str:
+    if muxer.failure is not None:
+        return f"lost the connection to peer {peer}: {muxer.failure}"
+    # libp2p's client folds the peer's refusal into a text.
+    if isinstance(error, ProtocolNotSupportedError) or "not supported" in str(error):
+        return f"peer {peer} does not speak {protocol}; it may run another version or another role"
+    return f"peer {peer} did not open a stream of {protocol}: {error}"
+
+
+@contextmanager
+def _single_errors() -> Iterator[None]:
+    """Unwrap an exception group that holds, however deep, a single exception."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        only: BaseException = group
+        while isinstance(only, BaseExceptionGroup) and len(only.exceptions) == 1:
+            only = only.exceptions[0]
+        if isinstance(only, BaseExceptionGroup):
+            raise
+        raise only from only.__cause__
