@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shardp2p.runtime.choose import choose
 from shardp2p.vocabulary import Position, SamplingParams
@@ -14,16 +15,17 @@ ROWS = 2_000
 PROBABILITIES = (0.22, 0.16, 0.12, 0.1, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.025, 0.02, 0.012, 0.008, 0.004, 0.001)
 
 
-def expected_probabilities(params: SamplingParams) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def expected_probabilities(params: SamplingParams) -> NDArray[np.float64]:
     """What `params` make of PROBABILITIES, by the plainest reading of each filter."""
-    weights = np.array(PROBABILITIES) ** (1.0 / params.temperature)
+    weights: NDArray[np.float64] = np.array(PROBABILITIES) ** (1.0 / params.temperature)
     if params.top_k:
         weights[params.top_k :] = 0.0
     weights /= weights.sum()
     before = np.concatenate([[0.0], np.cumsum(weights)[:-1]])
     weights[before >= params.top_p] = 0.0
     weights[weights < params.min_p * weights.max()] = 0.0
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def chi_square_of_choices(params: SamplingParams, draws: int) -> tuple[float, int]:

@@ -145,7 +145,8 @@ def test_a_near_tie_is_decided_alike_by_machines_whose_logarithms_differ(monkeyp
     for error in (0.0, 4e-15, -4e-15):
 
         def other_machine(bits: NDArray[np.uint64], error: float = error) -> NDArray[np.float64]:
-            return fast(bits) + np.array([error, -error])
+            perturbed: NDArray[np.float64] = np.add(fast(bits), [error, -error])
+            return perturbed
 
         monkeypatch.setattr(noise, "gumbel", other_machine)
         logits = torch.tensor([[-gap, 0.0]] if gap > 0 else [[0.0, gap]], dtype=torch.float64)
