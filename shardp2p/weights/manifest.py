@@ -33,6 +33,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 """Bytes per element of each dtype of the safetensors format."""
 
 _MAX_INTEGER = 2**53 - 1
+_MAX_DIMENSIONS = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MODEL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
@@ -46,6 +47,11 @@ def model_id(name: str) -> ModelId:
     if not _MODEL_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no model name; use up to 64 lower-case letters, digits, '.', '_' and '-'")
     return ModelId(name)
+
+
+def local_name(text: str) -> ModelId:
+    """A model name made from a file's or directory's name."""
+    return model_id(re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64] or "model")
 
 
 def layer_of(tensor: str) -> int | None:
@@ -207,7 +213,8 @@ def _check(manifest: Manifest) -> None:
         _require(_matches(_TENSOR_NAME, tensor.name) and _matches(_SHA256, tensor.sha256), "a tensor's name or digest")
         _require(_is_key(tensor.file, sizes), f"the file of {tensor.name}")
         _require(_is_key(tensor.dtype, DTYPE_BYTES), f"the dtype of {tensor.name}")
-        _require(all(_is_count(length) for length in tensor.shape), f"the shape of {tensor.name}")
+        is_shape = len(tensor.shape) <= _MAX_DIMENSIONS and all(_is_count(length) for length in tensor.shape)
+        _require(is_shape and _is_count(tensor.size_bytes), f"the shape of {tensor.name}")
         expected = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
         _require(tensor.size_bytes == expected <= sizes[tensor.file], f"the size of {tensor.name}")
     _require(_is_sorted(file.name for file in manifest.files), "the order of its files")

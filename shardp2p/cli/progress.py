@@ -1,0 +1,66 @@
+"""A progress bar on stderr for whatever takes longer than a second; nothing where stderr is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done, and how much there is in all (0: not known)."""
+
+_DELAY_S = 0.5
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """A Report that draws one line on stderr, from the first half second on, and wipes it in the end."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    bar = _Bar()
+    try:
+        yield bar.report
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """The line that is drawn: the step that was reported last."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._what = ""
+
+    def report(self, what: str, done: int, total: int) -> None:
+        is_open_ended = total == 0  # such a step reports once, so its line cannot wait for the next report
+        if self._progress is None and not is_open_ended and time.monotonic() - self._started < _DELAY_S:
+            return
+        if self._progress is None:
+            self._progress = _new_progress()
+            self._progress.start()
+        if what != self._what:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._what, self._task = what, self._progress.add_task(what, total=total or None)
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, total=total or None)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _new_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
