@@ -46,7 +46,7 @@ def choose(
     on_cpu = logits.detach().cpu()
     chosen = []
     for row, position in enumerate(positions):
-        scores: NDArray[np.float64] = on_cpu[row].to(torch.float64).numpy().copy()
+        scores: NDArray[np.float64] = on_cpu[row].to(torch.float64, copy=True).numpy()
         _check_finite(scores.max(), position)
         apply_bias(scores, params)
         if history is not None and params.needs_tokens:
