@@ -67,6 +67,7 @@ def test_contracts_speak_of_every_package() -> None:
     packages |= {f"shardp2p.{p.stem}" for p in PACKAGE.glob("*.py") if p.stem not in ("__init__", "__main__")}
     packages -= {"shardp2p.vocabulary", "shardp2p.errors"}
     assert packages - set(CONTRACTS["libp2p"]["source_modules"]) == {"shardp2p.host"}
+    assert packages - set(CONTRACTS["torch"]["source_modules"]) == {"shardp2p.runtime"}
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda p: str(p.relative_to(ROOT)))
