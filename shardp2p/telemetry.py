@@ -25,11 +25,12 @@ WITHHELD = frozenset(
 _DEBUG_ONLY = frozenset({"address", "addresses"})
 _PLACEHOLDER = "[withheld]"
 
-# Libraries whose news is not ours: libp2p reports every normal close as an error.
+# Libraries, by the first part of their loggers' names, and what is heard of them: libp2p reports every normal close as
+# an error.
 _QUIET = {
     "libp2p": logging.CRITICAL,
     "multiaddr": logging.CRITICAL,
-    "py.warnings": logging.ERROR,
+    "py": logging.ERROR,  # py.warnings: what Python's own warnings are logged as
     "torch": logging.ERROR,
     "transformers": logging.ERROR,
 }
@@ -60,12 +61,13 @@ def configure_logging(level: str = "info", stream: TextIO | None = None) -> None
     )
     handler = logging.StreamHandler(target)
     handler.setFormatter(_formatter(is_terminal, shared))
+    handler.addFilter(_is_heard_at_debug if level == "debug" else _is_heard)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
+    # libp2p, when it is imported, cuts its loggers off the root and leaves them to this one.
+    logging.lastResort = handler
     logging.captureWarnings(True)
-    for name, quiet in _QUIET.items():
-        logging.getLogger(name).setLevel(logging.WARNING if level == "debug" else quiet)
 
 
 def withhold(logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
@@ -74,6 +76,14 @@ def withhold(logger: object, method: str, event: MutableMapping[str, object]) ->
         if name in WITHHELD or (name in _DEBUG_ONLY and method != "debug"):
             event[name] = _PLACEHOLDER
     return event
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    return record.levelno >= _QUIET.get(record.name.partition(".")[0], logging.NOTSET)
+
+
+def _is_heard_at_debug(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _QUIET
 
 
 def _formatter(is_terminal: bool, shared: list[structlog.typing.Processor]) -> logging.Formatter:

@@ -23,13 +23,11 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    library_levels = {name: logging.getLogger(name).level for name in ("libp2p", "multiaddr", "torch", "transformers")}
+    handlers, level, last_resort = root.handlers[:], root.level, logging.lastResort
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-    for name, quiet in library_levels.items():
-        logging.getLogger(name).setLevel(quiet)
+    logging.lastResort = last_resort
     logging.captureWarnings(False)
     structlog.reset_defaults()
 
@@ -115,12 +113,21 @@ def test_noise_of_libraries_is_heard_at_debug_alone() -> None:
     quiet, debug = io.StringIO(), io.StringIO()
     for level, stream in (("info", quiet), ("debug", debug)):
         configure_logging(level, stream)
+        logging.getLogger("libp2p.kad_dht").info("bucket refreshed")
         logging.getLogger("libp2p.kad_dht").error("Failed to read DHT message from stream")
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn("old call", stacklevel=1)
     assert quiet.getvalue() == ""
     assert [line["level"] for line in lines(debug)] == ["error", "warning"]
+
+
+def test_library_that_cuts_itself_off_speaks_in_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    configure_logging("debug", stream)
+    monkeypatch.setattr(logging.getLogger("libp2p"), "propagate", False)
+    logging.getLogger("libp2p.swarm").warning("dial failed")
+    assert [line["event"] for line in lines(stream)] == ["dial failed"]
 
 
 def test_unknown_level_is_refused() -> None:
