@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from shardp2p.errors import LocalProtocolError, PeerUnavailableError, RemoteProtocolError
+from shardp2p.errors import LocalProtocolError, PeerUnavailableError, RemoteProtocolError, blaming
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.codec import decode, encode
 from shardp2p.wire.framing import FrameDecoder
@@ -81,10 +81,11 @@ class MessageChannel:
         await acquire(self._writing)
         try:
             if self._broken is not None:
-                raise PeerUnavailableError(self._broken)
+                raise PeerUnavailableError(self._broken, self.peer)
             self._broken = f"the stream to {self.peer} was abandoned in the middle of a message; open a new one"
             try:
-                await self._stream.send_all(frame)
+                with blaming(self.peer):
+                    await self._stream.send_all(frame)
             except PeerUnavailableError as error:
                 self._broken = str(error)
                 raise
@@ -104,13 +105,14 @@ class MessageChannel:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             while (frame := self._decoder.next_frame()) is None:
-                data = await self._stream.receive_some(READ_BYTES)
+                with blaming(self.peer):
+                    data = await self._stream.receive_some(READ_BYTES)
                 if not data:
-                    raise PeerUnavailableError(f"{self.peer} closed the stream before it was finished")
+                    raise PeerUnavailableError(f"{self.peer} closed the stream before it was finished", self.peer)
                 self._decoder.feed(data)
             return decode(self._protocol, frame.kind, frame.payload)
         except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{self.peer} broke {self._protocol}: {error}") from error
+            raise RemoteProtocolError(f"{self.peer} broke {self._protocol}: {error}", self.peer) from error
         finally:
             self._is_receiving = False
 

@@ -105,6 +105,8 @@ def _check_open(message: Open) -> None:
         raise InvalidError(f"a cache of {message.cache_rows} rows")
     if not 1 <= message.max_chunks <= MAX_SESSION_CHUNKS:
         raise InvalidError(f"{message.max_chunks} chunks at once; 1 to {MAX_SESSION_CHUNKS} are allowed")
+    if not 0 <= message.prompt_tokens <= MAX_SLOT:
+        raise InvalidError(f"a prompt of {message.prompt_tokens} tokens")
     if message.sampling is not None:
         check_count(len(message.sampling.logit_bias), MAX_LOGIT_BIASES, "logit biases")
         check_ids([token for token, _ in message.sampling.logit_bias], "biased tokens")

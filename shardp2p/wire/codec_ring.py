@@ -76,12 +76,12 @@ def _write_activations(message: Activations) -> bytes:
         root=message.root,
         quiet=message.quiet,
         skipped=message.skipped,
-        compute_us=message.compute_us,
     ).SerializeToString()
+    tail = ring_pb2.Activations(compute_us=message.compute_us).SerializeToString()
     if message.hidden is None:
-        return head
+        return head + tail
     tensor = write_tensor(message.hidden)
-    return b"".join((head, length_prefix(_HIDDEN_FIELD, sum(map(len, tensor))), *tensor))
+    return b"".join((head, length_prefix(_HIDDEN_FIELD, sum(map(len, tensor))), *tensor, tail))
 
 
 def _read_activations(wire: ring_pb2.Activations) -> Activations:

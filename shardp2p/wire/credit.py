@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from shardp2p.errors import LocalProtocolError, PeerUnavailableError, RemoteProtocolError, ShardError
+from shardp2p.errors import LocalProtocolError, PeerUnavailableError, RemoteProtocolError, ShardError, blaming
 from shardp2p.wire.channel import MessageChannel, acquire
 from shardp2p.wire.messages import Activations, Chunk, Credit, End, Hello, Message, Verdict
 
@@ -100,12 +100,8 @@ class CreditSender:
         way every send that waits, and every later one, raises the same.
         """
         try:
-            while True:
-                message = await self._channel.receive()
-                if not isinstance(message, Credit):
-                    raise RemoteProtocolError(f"{self._channel.peer} sent {type(message).__name__} instead of Credit")
-                self._balance.add(message.messages)
-                self._granted.set()
+            with blaming(self._channel.peer):
+                await self._read_credits()
         except PeerUnavailableError as error:
             self._failure = error
             if not self._is_ended:
@@ -115,7 +111,8 @@ class CreditSender:
             raise
         finally:
             if self._failure is None:
-                self._failure = PeerUnavailableError(f"the stream to {self._channel.peer} is given up")
+                peer = self._channel.peer
+                self._failure = PeerUnavailableError(f"the stream to {peer} is given up", peer)
             self._granted.set()
 
     async def send(self, message: Data) -> None:
@@ -140,11 +137,19 @@ class CreditSender:
             self._is_ended = True
             await self._channel.send(End())
 
+    async def _read_credits(self) -> None:
+        while True:
+            message = await self._channel.receive()
+            if not isinstance(message, Credit):
+                raise RemoteProtocolError(f"{self._channel.peer} sent {type(message).__name__} instead of Credit")
+            self._balance.add(message.messages)
+            self._granted.set()
+
     def _raise_failure(self) -> None:
         if self._is_ended:
             raise LocalProtocolError("the stream was ended; nothing may be sent after it")
         if self._failure is not None:
-            raise type(self._failure)(str(self._failure)) from self._failure
+            raise type(self._failure)(str(self._failure), self._failure.peer) from self._failure
 
 
 class CreditReceiver:
@@ -161,11 +166,13 @@ class CreditReceiver:
         """
         message: Message = await self._channel.receive()
         if isinstance(message, (Chunk, Activations, Verdict)):
-            self._window.arrive()
+            with blaming(self._channel.peer):
+                self._window.arrive()
             return message
         if isinstance(message, (Hello, End)):
             return message
-        raise RemoteProtocolError(f"{self._channel.peer} sent {type(message).__name__} in the wrong direction")
+        peer = self._channel.peer
+        raise RemoteProtocolError(f"{peer} sent {type(message).__name__} in the wrong direction", peer)
 
     async def finish(self) -> None:
         """Say that one held message is done with; sends a Credit when a batch is full."""
