@@ -47,10 +47,13 @@ def check_tokenizer(metadata: Metadata) -> None:
     merges = metadata.get("tokenizer.ggml.merges")
     if not (isinstance(tokens, list) and isinstance(types, list) and isinstance(merges, list)):
         raise IntegrityError("the GGUF file lacks the tokens, token types or merges of its tokenizer")
-    if len(tokens) != len(types) or len(set(tokens)) != len(tokens):
+    known_tokens = set(tokens)
+    if len(tokens) != len(types) or len(known_tokens) != len(tokens):
         raise IntegrityError("the GGUF file's tokens are repeated or do not fit their types")
-    if not all(isinstance(merge, str) and " " in merge for merge in merges):
-        raise IntegrityError("the GGUF file has a merge that is no pair of tokens")
+    for merge in merges:
+        left, _, right = str(merge).partition(" ")
+        if not (left in known_tokens and right in known_tokens and left + right in known_tokens):
+            raise IntegrityError(f"the GGUF file merges {str(merge)[:40]!r}, which are no tokens of its vocabulary")
     for role in ("bos", "eos", "padding", "unknown"):
         token_id = metadata.get(f"tokenizer.ggml.{role}_token_id")
         if token_id is not None and not 0 <= token_id < len(tokens):

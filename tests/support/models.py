@@ -127,7 +127,9 @@ def _gguf_name(name: str) -> str:
 
 
 def _gguf_fields(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    # One merge needs one more token; it takes the place of a byte that no UTF-8 text has.
+    vocabulary = tokenizer["model"]["vocab"]
+    tokens = ["12" if token == "À" else token for token in sorted(vocabulary, key=vocabulary.get)]
     return {
         "general.architecture": "llama",
         "llama.block_count": config["num_hidden_layers"],
@@ -144,7 +146,7 @@ def _gguf_fields(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> dic
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.merges": ["1 2", "a b"],
+        "tokenizer.ggml.merges": ["1 2"],
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
         "tokenizer.ggml.padding_token_id": config["pad_token_id"],
