@@ -1,0 +1,289 @@
+"""Writes the golden vectors of every protocol: `python tests/vectors/regenerate.py [OUTPUT_DIRECTORY]`.
+
+A vector is a frame in hexadecimal with what it means, or with the kind of error (the wire status of errors.py) that a
+receiver must raise. Run again, this gives the same bytes; a changed vector is a new version of its protocol.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot
+from shardp2p.wire.codec import encode
+from shardp2p.wire.framing import encode_frame
+from shardp2p.wire.messages import (
+    Activations,
+    Chunk,
+    Close,
+    Closed,
+    Commit,
+    Credit,
+    Describe,
+    End,
+    Failure,
+    Hello,
+    MemberInfo,
+    Message,
+    Open,
+    Opened,
+    PeerAddress,
+    TensorFrame,
+    Tokens,
+    Verdict,
+)
+from shardp2p.wire.pb import control_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CONTROL, KINDS, RING, SWARM
+
+HERE = Path(__file__).resolve().parent
+PEER = PeerId("12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo")
+SESSION = SessionId("000102030405060708090a0b0c0d0e0f")
+DIGEST = "ab" * 32
+
+Change = Callable[[Any], object]
+"""Makes a valid protobuf message wrong."""
+
+
+def ref(first_slot: int, *, epoch: int = 0, seq: int = 0) -> ChunkRef:
+    return ChunkRef(SESSION, epoch, seq, Slot(first_slot))
+
+
+def slots(*numbers: int) -> tuple[Slot, ...]:
+    return tuple(map(Slot, numbers))
+
+
+OPEN = Open(
+    session=SESSION,
+    model_digest=DIGEST,
+    layers=LayerRange(15, 30),
+    dtype="bfloat16",
+    cache_rows=2048,
+    max_chunks=8,
+    next=PeerAddress(PEER, ("/ip4/192.0.2.7/tcp/4001", "/dns4/peer.example/tcp/4001")),
+    sampling=SamplingParams(
+        temperature=0.8,
+        top_k=40,
+        top_p=0.95,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        frequency_penalty=-0.5,
+        presence_penalty=0.25,
+        logit_bias=((7, -100.0), (9, 1.5)),
+        seed=2**64 - 1,
+    ),
+    wire_scheme="int8",
+    prompt_tokens=17,
+)
+MIDDLE_OPEN = Open(SESSION, DIGEST, LayerRange(0, 1), "float32", 1, 1, PeerAddress(PEER))
+PREFILL = Chunk(ref(0), (101, 7, 7), slots(-1, 0, 1), Slot(2), quiet=2)
+TREE = Chunk(ref(3, epoch=1, seq=5), (11, 12, 13, 14), slots(2, 3, 3, 1), Slot(3))
+RAW = Activations(
+    ref(3, seq=1),
+    slots(2, 3, 3),
+    Slot(3),
+    0,
+    (1,),
+    TensorFrame("raw", "float32", (2, 2), bytes.fromhex("0000803f000000c00000003f00000000")),
+    compute_us=1500,
+)
+INT8 = dataclasses.replace(
+    RAW, hidden=TensorFrame("int8", "bfloat16", (2, 2), bytes.fromhex("7f81ff00"), bytes.fromhex("0000803f0000003f"))
+)
+ALL_SKIPPED = Activations(ref(6, seq=2), slots(5), Slot(3), 1, (0,), None)
+VERDICT = Verdict(ref(3, seq=1), 1, (42, None, 2**31 - 1), compute_us=2500)
+MEMBER = MemberInfo(
+    peer_id=PEER,
+    version="0.1.0",
+    pid=4711,
+    rss_bytes=400_000_000,
+    model="smollm2",
+    model_digest=DIGEST,
+    model_layers=30,
+    layers=LayerRange(0, 15),
+    dtype="bfloat16",
+    context_tokens=8192,
+    layer_bytes=106_000_000,
+    load_growth_bytes=110_000_000,
+    free_cache_rows=4096,
+    device="cpu",
+)
+
+VALID: Mapping[str, Mapping[str, Message]] = {
+    CONTROL: {
+        "open_last_stage": OPEN,
+        "open_middle_stage": MIDDLE_OPEN,
+        "opened": Opened(LayerRange(15, 30), 2048),
+        "commit": Commit(1, Slot(9), Slot(4)),
+        "tokens": Tokens(0, Slot(5), (1, 0, 2**31 - 1)),
+        "failure_with_blame": Failure("unavailable", "the next stage is gone: Überraschung", PEER),
+        "failure_without_blame": Failure("internal", ""),
+        "close": Close(),
+        "closed": Closed(12, 300, 5, 1.25, 0.0625),
+    },
+    RING: {
+        "hello": Hello(SESSION),
+        "chunk_prefill": PREFILL,
+        "chunk_tree": TREE,
+        "activations_raw": RAW,
+        "activations_int8": INT8,
+        "activations_all_skipped": ALL_SKIPPED,
+        "verdict": VERDICT,
+        "verdict_of_quiet_chunk": Verdict(ref(0), 3, ()),
+        "credit": Credit(8),
+        "end": End(),
+    },
+    SWARM: {
+        "describe": Describe(),
+        "member_serving": MEMBER,
+        "member_idle": MemberInfo(PEER, "0.1.0", 1, 0),
+    },
+}
+
+INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]]] = {
+    CONTROL: {
+        "open_session_of_15_bytes": (control_pb2.Open, OPEN, lambda m: setattr(m, "session", bytes(15))),
+        "open_digest_in_capitals": (control_pb2.Open, OPEN, lambda m: setattr(m, "model_digest", "AB" * 32)),
+        "open_without_layers": (control_pb2.Open, OPEN, lambda m: m.ClearField("layers")),
+        "open_empty_layers": (control_pb2.Open, OPEN, lambda m: setattr(m.layers, "stop", 15)),
+        "open_unknown_dtype": (control_pb2.Open, OPEN, lambda m: setattr(m, "dtype", "float8")),
+        "open_unknown_scheme": (control_pb2.Open, OPEN, lambda m: setattr(m, "wire_scheme", 9)),
+        "open_without_cache": (control_pb2.Open, OPEN, lambda m: setattr(m, "cache_rows", 0)),
+        "open_too_many_chunks": (control_pb2.Open, OPEN, lambda m: setattr(m, "max_chunks", 1025)),
+        "open_without_next": (control_pb2.Open, OPEN, lambda m: m.ClearField("next")),
+        "open_peer_id_with_space": (control_pb2.Open, OPEN, lambda m: setattr(m.next, "peer_id", "a b")),
+        "open_bad_multiaddr": (control_pb2.Open, OPEN, lambda m: m.next.addresses.append("192.0.2.7:4001")),
+        "open_33_addresses": (control_pb2.Open, OPEN, lambda m: m.next.addresses.extend(["/ip4/192.0.2.7"] * 31)),
+        "open_nan_temperature": (control_pb2.Open, OPEN, lambda m: setattr(m.sampling, "temperature", float("nan"))),
+        "open_zero_top_p": (control_pb2.Open, OPEN, lambda m: setattr(m.sampling, "top_p", 0.0)),
+        "open_infinite_bias": (control_pb2.Open, OPEN, lambda m: m.sampling.logit_bias.add(token=1, bias=float("inf"))),
+        "opened_without_layers": (control_pb2.Opened, VALID[CONTROL]["opened"], lambda m: m.ClearField("layers")),
+        "commit_root_is_its_own_parent": (
+            control_pb2.Commit,
+            VALID[CONTROL]["commit"],
+            lambda m: setattr(m, "parent", 9),
+        ),
+        "tokens_none": (control_pb2.Tokens, VALID[CONTROL]["tokens"], lambda m: m.ClearField("tokens")),
+        "tokens_id_of_32_bits": (control_pb2.Tokens, VALID[CONTROL]["tokens"], lambda m: m.tokens.append(2**31)),
+        "failure_with_escape_sequence": (
+            control_pb2.Failure,
+            VALID[CONTROL]["failure_with_blame"],
+            lambda m: setattr(m, "message", "\x1b[2J"),
+        ),
+        "failure_of_2001_characters": (
+            control_pb2.Failure,
+            VALID[CONTROL]["failure_with_blame"],
+            lambda m: setattr(m, "message", "x" * 2001),
+        ),
+        "closed_negative_seconds": (
+            control_pb2.Closed,
+            VALID[CONTROL]["closed"],
+            lambda m: setattr(m, "compute_s", -1.0),
+        ),
+    },
+    RING: {
+        "hello_without_session": (ring_pb2.Hello, VALID[RING]["hello"], lambda m: m.ClearField("session")),
+        "chunk_without_ref": (ring_pb2.Chunk, TREE, lambda m: m.ClearField("ref")),
+        "chunk_without_rows": (ring_pb2.Chunk, TREE, lambda m: (m.ClearField("tokens"), m.ClearField("parents"))),
+        "chunk_more_tokens_than_parents": (ring_pb2.Chunk, TREE, lambda m: m.tokens.append(1)),
+        "chunk_parent_is_itself": (ring_pb2.Chunk, TREE, lambda m: m.parents.__setitem__(1, 4)),
+        "chunk_no_parent_after_slot_0": (ring_pb2.Chunk, TREE, lambda m: m.parents.__setitem__(0, -1)),
+        "chunk_slot_0_is_its_own_parent": (ring_pb2.Chunk, PREFILL, lambda m: m.parents.__setitem__(0, 0)),
+        "chunk_root_not_sent": (ring_pb2.Chunk, TREE, lambda m: setattr(m, "root", 7)),
+        "chunk_more_quiet_than_rows": (ring_pb2.Chunk, TREE, lambda m: setattr(m, "quiet", 5)),
+        "chunk_slots_beyond_the_last": (ring_pb2.Chunk, TREE, lambda m: setattr(m.ref, "first_slot", 2**31 - 2)),
+        "activations_skipped_not_ascending": (ring_pb2.Activations, RAW, lambda m: m.skipped.append(1)),
+        "activations_skipped_out_of_range": (ring_pb2.Activations, RAW, lambda m: m.skipped.__setitem__(0, 3)),
+        "activations_a_row_too_few": (ring_pb2.Activations, RAW, lambda m: m.ClearField("skipped")),
+        "activations_hidden_missing": (ring_pb2.Activations, RAW, lambda m: m.ClearField("hidden")),
+        "activations_hidden_and_all_skipped": (ring_pb2.Activations, RAW, lambda m: m.skipped.extend((2, 3))),
+        "activations_short_data": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "data", bytes(15))),
+        "activations_shape_of_one_dimension": (ring_pb2.Activations, RAW, lambda m: m.hidden.shape.pop()),
+        "activations_scales_of_raw": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "scales", bytes(8))),
+        "activations_scale_missing": (ring_pb2.Activations, INT8, lambda m: setattr(m.hidden, "scales", bytes(4))),
+        "activations_unknown_dtype": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "dtype", 0)),
+        "verdict_choice_below_minus_1": (ring_pb2.Verdict, VERDICT, lambda m: m.choices.append(-2)),
+        "verdict_on_nothing": (ring_pb2.Verdict, VERDICT, lambda m: (m.ClearField("choices"), m.ClearField("quiet"))),
+        "credit_of_nothing": (ring_pb2.Credit, Credit(8), lambda m: m.ClearField("messages")),
+        "credit_too_large": (ring_pb2.Credit, Credit(8), lambda m: setattr(m, "messages", 1025)),
+    },
+    SWARM: {
+        "member_without_peer_id": (swarm_pb2.MemberInfo, MEMBER, lambda m: m.ClearField("peer_id")),
+        "member_layers_outside_model": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m.layers, "stop", 31)),
+        "member_short_digest": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m, "model_digest", "ab")),
+        "member_unknown_dtype": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m, "dtype", "")),
+        "member_version_of_two_lines": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m, "version", "1\n2")),
+    },
+}
+
+BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
+    CONTROL: {
+        "frame_unknown_kind": bytes.fromhex("0800000000"),
+        "frame_kind_zero": bytes.fromhex("0000000000"),
+        "frame_open_too_long": bytes.fromhex("0100010001"),
+        "frame_payload_is_no_protobuf": encode_frame(6, b"\xff"),
+        "frame_text_is_no_utf8": encode_frame(5, bytes.fromhex("0a01ff")),
+    },
+    RING: {
+        "frame_unknown_kind": bytes.fromhex("0700000000"),
+        "frame_activations_too_long": bytes.fromhex("0304000001"),
+        "frame_length_cut_short": encode_frame(1, bytes.fromhex("0a10000102")),
+    },
+    SWARM: {
+        "frame_unknown_kind": bytes.fromhex("0300000000"),
+        "frame_member_too_long": bytes.fromhex("0200004001"),
+    },
+}
+
+
+def meaning(value: object) -> object:
+    """A message as JSON: dataclasses as objects that name their type, bytes in hexadecimal, tuples as lists."""
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: meaning(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [meaning(item) for item in value]
+    return value
+
+
+def spoil(protocol: str, wire: type[ProtobufMessage], message: Message, change: Change) -> bytes:
+    """The frame of `message` after `change`."""
+    kind = next(kind.number for kind in KINDS[protocol] if kind.message is type(message))
+    payload = wire.FromString(encode(protocol, message)[5:])
+    change(payload)
+    return encode_frame(kind, payload.SerializeToString(deterministic=True))
+
+
+def vectors(protocol: str) -> dict[str, dict[str, object]]:
+    """Each vector of `protocol` by its name."""
+    found: dict[str, dict[str, object]] = {}
+    for name, message in VALID[protocol].items():
+        found[name] = {"frame": encode(protocol, message).hex(), "message": meaning(message)}
+    for name, (wire, message, change) in INVALID[protocol].items():
+        found[name] = {"frame": spoil(protocol, wire, message, change).hex(), "error": "protocol"}
+    for name, frame in BROKEN_FRAMES[protocol].items():
+        found[name] = {"frame": frame.hex(), "error": "protocol"}
+    return {name: {"protocol": protocol, **vector} for name, vector in found.items()}
+
+
+def regenerate(output: Path) -> None:
+    """Write every vector below `output`, a folder for each protocol, and remove those that are no more."""
+    for protocol in KINDS:
+        folder = output / protocol.split("/")[2]
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("*.json"):
+            stale.unlink()
+        for name, vector in vectors(protocol).items():
+            text = json.dumps(vector, indent=2, ensure_ascii=True, allow_nan=False)
+            (folder / f"{name}.json").write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    regenerate(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
