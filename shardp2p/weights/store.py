@@ -28,6 +28,8 @@ from shardp2p.weights.source import Progress, build_manifest, hash_file, no_prog
 MANIFEST_FILE = "manifest.json"
 ORIGIN_FILE = "origin.json"
 
+_MAX_CACHED = 64  # more directories than anyone uses in turn; each entry is some kilobytes
+
 
 @dataclass(frozen=True)
 class StoredModel:
@@ -251,6 +253,8 @@ class ModelStore:
             partial = cached.with_suffix(f".{os.getpid()}")
             partial.write_bytes(key.hexdigest().encode() + b"\n" + manifest.to_bytes())
             partial.replace(cached)
+            for oldest in sorted(cached.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_MAX_CACHED]:
+                oldest.unlink()
         return StoredModel(manifest.model, directory, manifest, is_imported=False)
 
 
