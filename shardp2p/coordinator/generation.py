@@ -102,7 +102,7 @@ class Generation:
         return self._commands.popleft() if self._commands else None
 
     def receive_verdict(self, verdict: Verdict) -> None:
-        """Take the answer to a chunk. One of an earlier epoch changes nothing; any other must answer the oldest chunk."""
+        """Take the answer to the oldest chunk in the ring. One of an earlier epoch changes nothing."""
         if self._finished or verdict.ref.epoch < self._epoch:
             return
         if not self._in_flight or verdict.ref != self._in_flight[0].ref:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from shardp2p.errors import LocalProtocolError
+from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
 from shardp2p.vocabulary import LayerRange
 
-PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")
+PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 """Lists of the configuration that the model's own forward reads by the number of a layer in its list."""
 
 
@@ -55,6 +56,8 @@ class Block:
         self._is_eager = model.config._attn_implementation == "eager"
         self._needs_mask = getattr(config, "index_topk", None) is not None
         self._cache_keyword = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
+        if not self.is_first:
+            self._check_hand_through(config.model_type)
         self._shapes = self._measure_rows()
 
     def new_cache(self, capacity_rows: int) -> RowCache:
@@ -65,6 +68,12 @@ class Block:
     def row_bytes(self) -> int:
         """What one cache row takes in all layers of the block."""
         return sum(shape.row_bytes(self.dtype) for shape in self._shapes)
+
+    def token_inputs(self, tokens: Sequence[int]) -> Tensor:
+        """Token ids as the first block's inputs [T]. Raises RemoteProtocolError for one outside the vocabulary."""
+        if not all(0 <= token < self.vocab_size for token in tokens):
+            raise RemoteProtocolError(f"a token is outside the vocabulary of {self.vocab_size}")
+        return torch.tensor(tokens, dtype=torch.int64, device=self.device)
 
     def forward(self, inputs: Tensor, cache: RowCache, rows: RowBatch) -> Tensor:
         """Runs new rows: tokens [T] int64 (first block) or hidden [T, H] → hidden [T, H], normed by the last block.
@@ -135,6 +144,25 @@ class Block:
             return allowed[None, None], start
         mask = torch.full(allowed.shape, torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(allowed, 0.0)[None, None], start
+
+    def _check_hand_through(self, model_type: str) -> None:
+        """Makes sure that hidden states enter and leave the layers as they are.
+
+        The model's own forward, emptied of layers and norm, must give back what it got. One that scales or norms its
+        inputs, as some do after the embedding, would do so in every block.
+        """
+        layers, norm, config = self._inner.layers, self._inner.norm, self._inner.config
+        self._inner.layers, self._inner.norm = nn.ModuleList(), nn.Identity()
+        self._inner.config = copy.deepcopy(config)
+        self._inner.config.num_hidden_layers = 0
+        hidden = torch.linspace(-2, 2, self.hidden_size, dtype=self.dtype, device=self.device)[None]
+        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
+        with torch.inference_mode():
+            positions = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+            result = self._run(hidden, positions, dict.fromkeys(self._attention, mask) if self._mixes else mask, _Probe())
+        if not torch.equal(result, hidden):
+            raise ConfigError(f"{model_type} changes hidden states outside its layers; it cannot be split")
+        self._inner.layers, self._inner.norm, self._inner.config = layers, norm, config
 
     def _measure_rows(self) -> list[LayerShape]:
         """What each layer stores per row, as one token of any input shows it."""

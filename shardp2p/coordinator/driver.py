@@ -1,0 +1,340 @@
+"""Drive one generation over a ring: open its stages, pump the machine, close, and say whose fault it was.
+
+`open_generation` is the way in. The decisions are in generation.py; protocols: docs/protocols/control.md and ring.md.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, Proposer, SendChunk, SendCommit
+from shardp2p.coordinator.generation import Generation
+from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.coordinator.outbox import ControlOutbox
+from shardp2p.errors import (
+    ConfigError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    ShardError,
+    blaming,
+    error_from_wire,
+    first_of,
+)
+from shardp2p.scheduler.plan import Plan, Stage
+from shardp2p.vocabulary import Branch, SamplingParams, SessionId, Slot, Token
+from shardp2p.wire.channel import MessageChannel, open_channel
+from shardp2p.wire.credit import CreditSender
+from shardp2p.wire.messages import Chunk, Close, Closed, Failure, Hello, Open, Opened, PeerAddress, Tokens, Verdict
+from shardp2p.wire.protocols import CONTROL, RING
+from shardp2p.wire.stream import Network
+
+log = structlog.get_logger()
+
+CLOSE_S = 2.0
+"""How long the stages may take to answer Close; the answer is complete without it."""
+
+SPARE_ROWS = 256
+"""Cache rows beyond the text: dead rows that are not compacted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate. After this point there are only token ids."""
+
+    prompt_tokens: tuple[Token, ...]
+    max_tokens: int
+    stop_tokens: frozenset[Token] = frozenset()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One chunk's way around the ring, in seconds; `tokens` in the chunk, `compute_s` of all stages together."""
+
+    tokens: int
+    lap_s: float
+    compute_s: float
+
+
+@dataclass
+class Result:
+    """How a generation went; complete once the context of `open_generation` is left."""
+
+    finish: Finish | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    laps: list[Lap] = field(default_factory=list)
+    accounts: dict[int, Closed] = field(default_factory=dict)
+
+
+class GenerationStream:
+    """The tokens of a generation, in the batches in which they are committed: iterate over it."""
+
+    def __init__(self, tokens: trio.MemoryReceiveChannel[tuple[Token, ...]], result: Result) -> None:
+        self._tokens = tokens
+        self.result = result
+
+    def __aiter__(self) -> GenerationStream:
+        return self
+
+    async def __anext__(self) -> tuple[Token, ...]:
+        try:
+            return await self._tokens.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+
+@asynccontextmanager
+async def open_generation(
+    network: Network,
+    verdicts: VerdictInbox,
+    plan: Plan,
+    request: GenerationRequest,
+    *,
+    proposer: Proposer | None = None,
+    limits: Limits | None = None,
+) -> AsyncIterator[GenerationStream]:
+    """A generation over the ring of `plan`, running as long as the context.
+
+    Leaving early cancels it. Raises: ConfigError for a request that cannot be served, OverloadedError when a stage has
+    no room, PeerUnavailableError that names the stage that went away, RemoteProtocolError for one that misbehaves.
+    """
+    limits = _fit(request, plan, limits or Limits(), proposer)
+    driver = _Driver(network, verdicts, plan, request, proposer, limits)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(driver.run)
+            yield GenerationStream(driver.tokens, driver.result)
+            if driver.result.finish is None:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        ours, others = group.split(ShardError)
+        if others is not None or ours is None:
+            raise
+        raise _named(first_of(ours), plan) from None
+
+
+def _fit(request: GenerationRequest, plan: Plan, limits: Limits, proposer: Proposer | None) -> Limits:
+    """The limits for this request. Raises ConfigError when the text cannot fit the model."""
+    text = len(request.prompt_tokens) + request.max_tokens
+    if text > plan.context_tokens:
+        raise ConfigError(
+            f"the prompt has {len(request.prompt_tokens)} tokens and {request.max_tokens} more are asked for; "
+            f"{plan.model} takes {plan.context_tokens} in all: shorten the prompt or lower --max-tokens"
+        )
+    drafts = limits.max_chunks * limits.chunk_tokens if proposer is not None else 0
+    return Limits(
+        max_chunks=limits.max_chunks,
+        chunk_tokens=limits.chunk_tokens,
+        prefill_tokens=limits.prefill_tokens,
+        draft_tokens=limits.draft_tokens if proposer is not None else 0,
+        cache_rows=text + drafts + SPARE_ROWS,
+    )
+
+
+def _named(error: ShardError, plan: Plan) -> ShardError:
+    """The error as its reader needs it: which stage, and what happened to it."""
+    if error.peer is None:
+        return error
+    where = plan.describe(error.peer)  # type: ignore[arg-type]
+    if isinstance(error, PeerUnavailableError):
+        text = f"{where} went away: {error}; start that peer again, or choose others, and repeat the request"
+    else:
+        text = f"{where}: {error}"
+    return type(error)(text, error.peer)
+
+
+class _Driver:
+    """One generation's tasks. `run` is to be started once."""
+
+    def __init__(
+        self,
+        network: Network,
+        verdicts: VerdictInbox,
+        plan: Plan,
+        request: GenerationRequest,
+        proposer: Proposer | None,
+        limits: Limits,
+    ) -> None:
+        self._network = network
+        self._verdicts = verdicts
+        self._plan = plan
+        self._request = request
+        self._proposer = proposer
+        self._limits = limits
+        self._session = SessionId(secrets.token_hex(16))
+        self._generation = Generation(
+            self._session,
+            request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            stop_tokens=request.stop_tokens,
+            limits=limits,
+            waits_for_draft=proposer is not None and proposer.is_instant,
+        )
+        self._inbox_send, self._inbox = trio.open_memory_channel[Verdict | tuple[int, Sequence[Branch]]](64)
+        # One batch a token at most: the ring never waits for a slow reader.
+        self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](request.max_tokens)
+        self._sent: deque[tuple[Chunk, float]] = deque()
+        self._tokens_epoch = -1
+        self._is_closing = False
+        self.result = Result()
+
+    async def run(self) -> None:
+        """Generate to the end, close the stages, and fill in the result."""
+        started = trio.current_time()
+        async with AsyncExitStack() as stack, self._tokens_send:
+            controls = await self._open_stages(stack)
+            first = self._plan.stages[0]
+            with blaming(first.peer_id):
+                stream = await self._network.open_stream(first.peer_id, RING, first.addresses)
+                ring = await stack.enter_async_context(open_channel(stream, RING))
+                await ring.send(Hello(self._session))
+            sender = CreditSender(ring)
+            outboxes = [ControlOutbox(control) for control in controls]
+            async with trio.open_nursery() as nursery:
+                closed = [trio.Event() for _ in controls]
+                for index, control in enumerate(controls):
+                    nursery.start_soon(self._watch, self._read_control, index, control, closed[index])
+                    nursery.start_soon(self._watch, outboxes[index].run)
+                nursery.start_soon(self._watch, self._run_credit, sender, first)
+                collect = self._verdicts.collect
+                nursery.start_soon(self._watch, collect, self._session, self._last.peer_id, self._inbox_send.send)
+                finish = await self._pump(sender, outboxes, started)
+                self.result.total_s = trio.current_time() - started
+                self.result.finish = finish
+                self._tokens_send.close()
+                self._is_closing = True
+                with trio.move_on_after(CLOSE_S):
+                    await self._watch(sender.end)
+                    for outbox in outboxes:
+                        outbox.put_last(Close())
+                    for event in closed:
+                        await event.wait()
+                nursery.cancel_scope.cancel()
+        log.info("generation_finished", session=self._session, reason=finish.reason, generated_tokens=finish.tokens)
+
+    @property
+    def _last(self) -> Stage:
+        return self._plan.stages[-1]
+
+    async def _open_stages(self, stack: AsyncExitStack) -> list[MessageChannel]:
+        """Open every stage at once; gives their control channels in ring order."""
+        self._verdicts.expect(self._session, self._last.peer_id)
+        stack.callback(self._verdicts.forget, self._session)
+        channels: dict[int, MessageChannel] = {}
+
+        async def open_one(index: int, stage: Stage) -> None:
+            with blaming(stage.peer_id):
+                stream = await self._network.open_stream(stage.peer_id, CONTROL, stage.addresses)
+                channels[index] = channel = await stack.enter_async_context(open_channel(stream, CONTROL))
+                await channel.send(self._open_message(index))
+                answer = await channel.receive()
+                if isinstance(answer, Failure):
+                    raise error_from_wire(answer.status, answer.message, answer.peer_id or stage.peer_id)
+                if not isinstance(answer, Opened):
+                    raise RemoteProtocolError(f"{type(answer).__name__} in answer to Open")
+
+        async with trio.open_nursery() as nursery:
+            for index, stage in enumerate(self._plan.stages):
+                nursery.start_soon(open_one, index, stage)
+        return [channels[index] for index in range(len(self._plan.stages))]
+
+    def _open_message(self, index: int) -> Open:
+        stages = self._plan.stages
+        is_last = index == len(stages) - 1
+        following = (
+            PeerAddress(self._network.peer_id)
+            if is_last
+            else PeerAddress(stages[index + 1].peer_id, stages[index + 1].addresses)
+        )
+        return Open(
+            session=self._session,
+            model_digest=self._plan.model_digest,
+            layers=stages[index].layers,
+            dtype=self._plan.dtype,
+            cache_rows=self._limits.cache_rows,
+            max_chunks=self._limits.max_chunks,
+            next=following,
+            sampling=self._request.sampling if is_last else None,
+            prompt_tokens=len(self._request.prompt_tokens) if is_last else 0,
+        )
+
+    async def _watch(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a task whose failure ends the generation, unless the answer is complete anyway."""
+        try:
+            await task(*args)
+        except ShardError:
+            if not self._is_closing:
+                raise
+
+    async def _read_control(self, index: int, control: MessageChannel, closed: trio.Event) -> None:
+        """Hear failures the moment they happen, and the account at the end."""
+        try:
+            with blaming(control.peer):
+                message = await control.receive()
+                if isinstance(message, Failure):
+                    raise error_from_wire(message.status, message.message, message.peer_id or control.peer)
+                if not (isinstance(message, Closed) and self._is_closing):
+                    raise RemoteProtocolError(f"{type(message).__name__} from an open session")
+                self.result.accounts[index] = message
+        finally:
+            closed.set()
+
+    async def _run_credit(self, sender: CreditSender, first: Stage) -> None:
+        with blaming(first.peer_id):
+            await sender.run()
+
+    async def _pump(self, sender: CreditSender, outboxes: Sequence[ControlOutbox], started: float) -> Finish:
+        """Carry out the machine's commands and feed it what comes back, until it finishes."""
+        while True:
+            while (command := self._generation.next_command()) is not None:
+                match command:
+                    case SendChunk(chunk):
+                        await self._send_chunk(chunk, sender, outboxes[-1])
+                    case SendCommit(commit):
+                        for outbox in outboxes:
+                            outbox.put_commit(commit)
+                    case NeedDraft():
+                        self._propose(command)
+                    case Emit(tokens):
+                        if self.result.ttft_s is None:
+                            self.result.ttft_s = trio.current_time() - started
+                        self._tokens_send.send_nowait(tokens)
+                    case Finish():
+                        return command
+            message = await self._inbox.receive()
+            if isinstance(message, Verdict):
+                self._note_lap(message)
+                with blaming(self._last.peer_id):
+                    self._generation.receive_verdict(message)
+            else:
+                self._generation.receive_draft(*message)
+
+    async def _send_chunk(self, chunk: Chunk, sender: CreditSender, last: ControlOutbox) -> None:
+        if self._request.sampling.needs_tokens:
+            first, tokens = chunk.ref.first_slot, chunk.tokens
+            if chunk.ref.epoch != self._tokens_epoch:
+                tokens = (*self._generation.text[:first], *tokens)
+                first, self._tokens_epoch = Slot(0), chunk.ref.epoch
+            last.put_tokens(Tokens(chunk.ref.epoch, first, tokens))
+        self._sent.append((chunk, trio.current_time()))
+        with blaming(self._plan.stages[0].peer_id):
+            await sender.send(chunk)
+
+    def _propose(self, request: NeedDraft) -> None:
+        branches = self._proposer.propose(request.text, request.depth_tokens) if self._proposer else ()
+        self._generation.receive_draft(request.request, branches)
+
+    def _note_lap(self, verdict: Verdict) -> None:
+        while self._sent and self._sent[0][0].ref.seq <= verdict.ref.seq:
+            chunk, at = self._sent.popleft()
+            if chunk.ref == verdict.ref:
+                lap_s = trio.current_time() - at
+                self.result.laps.append(Lap(len(chunk.tokens), lap_s, verdict.compute_us / 1e6))

@@ -1,0 +1,162 @@
+"""The composition root: a host, the roles that it serves, and one nursery.
+
+`open_node` is a peer of any role. `Node.hold` makes it a stage; `Node.members` and `Node.generate` make it a client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import psutil
+import trio
+
+from shardp2p.coordinator.commands import Limits, Proposer
+from shardp2p.coordinator.driver import GenerationRequest, GenerationStream, open_generation
+from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.errors import ConfigError, RemoteProtocolError
+from shardp2p.host.addresses import parse_address
+from shardp2p.host.host import Host, open_host
+from shardp2p.identity.keys import Identity
+from shardp2p.scheduler.plan import Plan
+from shardp2p.scheduler.route import Member
+from shardp2p.vocabulary import ModelId, PeerId
+from shardp2p.wire.channel import open_channel
+from shardp2p.wire.credit import CreditReceiver
+from shardp2p.wire.messages import Describe, Hello, MemberInfo
+from shardp2p.wire.protocols import CONTROL, RING, SWARM
+from shardp2p.wire.stream import Stream
+
+if TYPE_CHECKING:
+    from shardp2p.runtime.block import Block
+    from shardp2p.runtime.device import DeviceThread
+    from shardp2p.stage.service import Holding, StageService
+
+DESCRIBE_S = 10.0
+"""How long a peer may take to say what it is, dialling included."""
+
+
+class Node:
+    """A running peer. Made by `open_node`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._verdicts = VerdictInbox()
+        self._stage: StageService | None = None
+        self._holds: MemberInfo | None = None
+        host.serve(SWARM, self._serve_swarm)
+        host.serve(RING, self._serve_ring)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._host.peer_id
+
+    def addresses(self) -> tuple[str, ...]:
+        """The multiaddrs, with our peer id, at which we can be dialled."""
+        return self._host.addresses()
+
+    def hold(
+        self, model: ModelId, block: Block, device: DeviceThread, holding: Holding, load_growth_bytes: int
+    ) -> None:
+        """Serve a block's layers from now on."""
+        from shardp2p.stage.service import StageService  # brings torch
+
+        self._stage = StageService(self._host, block, device, holding)
+        self._holds = MemberInfo(
+            peer_id=self.peer_id,
+            version=version("shardp2p"),
+            pid=os.getpid(),
+            rss_bytes=0,
+            model=model,
+            model_digest=holding.model_digest,
+            model_layers=block.model_layers,
+            layers=block.layers,
+            dtype=holding.dtype,
+            context_tokens=block.context_tokens,
+            layer_bytes=block.layer_bytes,
+            load_growth_bytes=load_growth_bytes,
+            device=str(block.device),
+        )
+        self._host.serve(CONTROL, self._stage.serve_control)
+
+    def describe(self) -> MemberInfo:
+        """Our account of ourselves, as it is now."""
+        rss_bytes = psutil.Process().memory_info().rss
+        held = self._holds
+        if held is None or self._stage is None:
+            return MemberInfo(self.peer_id, version("shardp2p"), os.getpid(), rss_bytes)
+        free = self._stage.free_cache_rows
+        return MemberInfo(
+            **{name: getattr(held, name) for name in held.__slots__} | {"rss_bytes": rss_bytes, "free_cache_rows": free}
+        )
+
+    async def members(self, addresses: Sequence[str]) -> tuple[Member, ...]:
+        """The accounts of the peers at `addresses` (multiaddrs that end in /p2p/ID), asked all at once.
+
+        Raises: ConfigError for an address without a peer id; PeerUnavailableError for the first that does not answer.
+        """
+        by_peer: dict[PeerId, list[str]] = {}
+        for address in addresses:
+            peer = parse_address(address).peer
+            if peer is None:
+                raise ConfigError(f"{address} names no peer; it must end in /p2p/PEER-ID, as `shardp2p up` prints it")
+            by_peer.setdefault(peer, []).append(address)
+        found: dict[PeerId, Member] = {}
+
+        async def ask(peer: PeerId, at: tuple[str, ...]) -> None:
+            found[peer] = Member(await self._ask(peer, at), at)
+
+        async with trio.open_nursery() as nursery:
+            for peer, at in by_peer.items():
+                nursery.start_soon(ask, peer, tuple(at))
+        return tuple(found[peer] for peer in by_peer)
+
+    def generate(
+        self,
+        plan: Plan,
+        request: GenerationRequest,
+        *,
+        proposer: Proposer | None = None,
+        limits: Limits | None = None,
+    ) -> AbstractAsyncContextManager[GenerationStream]:
+        """A generation over the ring of `plan`; see coordinator.driver.open_generation."""
+        return open_generation(self._host, self._verdicts, plan, request, proposer=proposer, limits=limits)
+
+    async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> MemberInfo:
+        with trio.fail_after(DESCRIBE_S):
+            stream = await self._host.open_stream(peer, SWARM, addresses)
+            async with open_channel(stream, SWARM) as channel:
+                await channel.send(Describe())
+                answer = await channel.receive()
+        if not isinstance(answer, MemberInfo) or answer.peer_id != peer:
+            raise RemoteProtocolError(f"peer {peer} did not say what it is, but {type(answer).__name__}")
+        return answer
+
+    async def _serve_swarm(self, stream: Stream) -> None:
+        async with open_channel(stream, SWARM) as channel:
+            if not isinstance(await channel.receive(), Describe):
+                raise RemoteProtocolError(f"{channel.peer} asked for nothing we know")
+            await channel.send(self.describe())
+
+    async def _serve_ring(self, stream: Stream) -> None:
+        """A ring stream brings verdicts to a generation of ours, or chunks to our stage."""
+        async with open_channel(stream, RING) as channel:
+            receiver = CreditReceiver(channel)
+            hello = await receiver.receive()
+            if not isinstance(hello, Hello):
+                raise RemoteProtocolError(f"a ring stream began with {type(hello).__name__}")
+            if self._stage is None or self._verdicts.knows(hello.session):
+                await self._verdicts.serve_ring(hello.session, receiver, channel.peer)
+            else:
+                await self._stage.serve_ring(hello.session, receiver, channel.peer)
+
+
+@asynccontextmanager
+async def open_node(identity: Identity, listen: Sequence[str] = ()) -> AsyncIterator[Node]:
+    """A peer that listens on the multiaddrs `listen`; without any it only dials."""
+    async with open_host(identity, listen) as host:
+        yield Node(host)

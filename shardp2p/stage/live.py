@@ -1,0 +1,175 @@
+"""The tasks of one session on a stage: all that arrives goes into one inbox; one task owns the machine and the device.
+
+Protocols: docs/protocols/control.md and ring.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import trio
+
+from shardp2p.errors import PeerUnavailableError, RemoteProtocolError, ShardError, blaming
+from shardp2p.stage.session import Session, Work
+from shardp2p.vocabulary import Slot, Token
+from shardp2p.wire.channel import MessageChannel
+from shardp2p.wire.credit import CreditReceiver, CreditSender
+from shardp2p.wire.messages import Activations, Chunk, Close, Closed, Commit, End, Open, Tokens, Verdict
+
+INBOX_MESSAGES = 64
+"""What may wait while the device is busy; a full inbox holds up its sender's stream and nobody else's."""
+
+END_S = 1.0
+"""How long the next peer may take to accept the End of a session that is over anyway."""
+
+Compute = Callable[[Work, tuple[Token, ...]], Awaitable[Activations | Verdict]]
+"""Runs a session's work on the device."""
+
+
+@dataclass
+class Account:
+    """What a session has cost so far."""
+
+    chunks: int = 0
+    rows: int = 0
+    skipped_rows: int = 0
+    compute_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def closed(self) -> Closed:
+        """The account as the answer to Close."""
+        return Closed(self.chunks, self.rows, self.skipped_rows, self.compute_s, self.overhead_s)
+
+
+class LiveSession:
+    """A session whose control stream and outgoing ring stream stand; the incoming one attaches when it comes."""
+
+    def __init__(self, request: Open, *, control: MessageChannel, compute: Compute) -> None:
+        self._control = control
+        self._compute = compute
+        sampling = request.sampling
+        self._needs_tokens = sampling is not None and sampling.needs_tokens
+        self._session = Session(
+            cache_rows=request.cache_rows, max_chunks=request.max_chunks, needs_tokens=self._needs_tokens
+        )
+        self._send, self._inbox = trio.open_memory_channel[Chunk | Activations | Commit | Tokens | ShardError](
+            INBOX_MESSAGES
+        )
+        self._receiver: CreditReceiver | None = None
+        self._arrived = 0
+        self._finished = 0
+        self._account = Account()
+        self.is_closing = False
+
+    async def serve_ring(self, receiver: CreditReceiver, peer: str) -> None:
+        """Take what the previous peer of the ring sends, until its End. Its loss ends the session.
+
+        Raises: RemoteProtocolError when the session already has a previous peer.
+        """
+        if self._receiver is not None:
+            raise RemoteProtocolError("the session already has an incoming ring stream")
+        self._receiver = receiver
+        try:
+            while not isinstance(message := await receiver.receive(), End):
+                if not isinstance(message, (Chunk, Activations)):
+                    raise RemoteProtocolError(f"{peer} sent {type(message).__name__} to a stage")
+                if not self.is_closing:
+                    await self._send.send(message)
+        except trio.BrokenResourceError:
+            return  # the session is over
+        except ShardError as error:
+            if self.is_closing:
+                return
+            error.peer = error.peer or peer
+            try:
+                await self._send.send(error)
+            except trio.BrokenResourceError:
+                return
+            raise
+
+    async def run(self, sender: CreditSender, next_peer: str) -> None:
+        """Serve until Close and answer it. Raises whatever ended the session otherwise, in an exception group."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_next, sender, next_peer)
+            async with trio.open_nursery() as working:
+                working.start_soon(self._work, sender, next_peer)
+                await self._read_control()
+                self.is_closing = True
+                working.cancel_scope.cancel()
+            with blaming(next_peer), trio.move_on_after(END_S):
+                await sender.end()
+            nursery.cancel_scope.cancel()
+        await self._control.send(self._account.closed())
+
+    def close(self) -> None:
+        """Let go of whoever still waits to put something into the inbox."""
+        self.is_closing = True
+        self._inbox.close()
+
+    async def _read_control(self) -> None:
+        with blaming(self._control.peer):
+            while not isinstance(message := await self._control.receive(), Close):
+                if not isinstance(message, (Commit, Tokens)):
+                    raise RemoteProtocolError(f"the coordinator sent {type(message).__name__} to an open session")
+                await self._send.send(message)
+
+    async def _watch_next(self, sender: CreditSender, next_peer: str) -> None:
+        with blaming(next_peer):
+            await sender.run()
+            if not self.is_closing:
+                raise PeerUnavailableError(f"{next_peer} closed its ring stream")
+
+    async def _work(self, sender: CreditSender, next_peer: str) -> None:
+        while True:
+            self._take_all()
+            await self._give_credit()
+            work = self._session.next_work()
+            if work is None:
+                self._take(await self._inbox.receive())
+                continue
+            started = perf_counter()
+            message = await self._compute(work, self._tokens_of(work))
+            with blaming(next_peer):
+                await sender.send(message)
+            before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
+            compute_s = (message.compute_us - before) / 1e6
+            self._account.chunks += 1
+            self._account.rows += len(work.rows)
+            self._account.skipped_rows += len(work.skipped)
+            self._account.compute_s += compute_s
+            self._account.overhead_s += max(0.0, perf_counter() - started - compute_s)
+
+    def _tokens_of(self, work: Work) -> tuple[Token, ...]:
+        """The ids of the rows to compute, where choosing needs them."""
+        if not self._needs_tokens:
+            return ()
+        return tuple(self._session.token(Slot(work.ref.first_slot + row)) for row in work.rows)
+
+    def _take_all(self) -> None:
+        while True:
+            try:
+                self._take(self._inbox.receive_nowait())
+            except trio.WouldBlock:
+                return
+
+    def _take(self, message: Chunk | Activations | Commit | Tokens | ShardError) -> None:
+        match message:
+            case Commit():
+                with blaming(self._control.peer):
+                    self._session.commit(message)
+            case Tokens():
+                with blaming(self._control.peer):
+                    self._session.receive_tokens(message)
+            case ShardError():
+                raise message
+            case _:
+                self._arrived += 1
+                self._session.receive(message)
+
+    async def _give_credit(self) -> None:
+        """Give credit back for the chunks that are taken up or dropped."""
+        while self._receiver is not None and self._finished < self._arrived - self._session.queued:
+            self._finished += 1
+            await self._receiver.finish()

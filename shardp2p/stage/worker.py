@@ -1,0 +1,95 @@
+"""What one session computes on the device: rows in, rows or choices out.
+
+Every method is called on the device's thread (runtime/device.py), one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from shardp2p.errors import RemoteProtocolError
+from shardp2p.runtime.block import Block
+from shardp2p.runtime.cache import RowBatch
+from shardp2p.runtime.choose import choose
+from shardp2p.runtime.penalties import TokenCounts
+from shardp2p.stage.session import Work
+from shardp2p.vocabulary import Position, SamplingParams, Token
+from shardp2p.wire.messages import Activations, Chunk, Scheme, Verdict
+from shardp2p.wire.tensor import decode_tensor, encode_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SessionWorker:
+    """The cache of a session and what runs over it. `prompt_tokens`: how much of the text was not generated."""
+
+    def __init__(
+        self, block: Block, *, cache_rows: int, sampling: SamplingParams, prompt_tokens: int, wire_scheme: Scheme
+    ) -> None:
+        self._block = block
+        self._cache = block.new_cache(cache_rows)
+        self._sampling = sampling
+        self._prompt_tokens = prompt_tokens
+        self._scheme = wire_scheme
+        self._counts: list[TokenCounts] = []  # by cache row; only where penalties need them
+
+    def run(self, work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
+        """Run a chunk's live rows. `tokens` are the ids of `work.rows` where penalties need them, else empty.
+
+        Raises: RemoteProtocolError for inputs that do not fit the model.
+        """
+        started = perf_counter()
+        if work.keep is not None:
+            self._cache.keep(work.keep)
+            self._counts = [self._counts[row] for row in work.keep] if self._counts else []
+        hidden = None
+        if work.rows:
+            inputs = self._inputs(work)
+            hidden = self._block.forward(inputs, self._cache, RowBatch(work.cache_parents, work.positions))
+        if self._block.is_last:
+            choices = self._choose(work, tokens, hidden)
+            return Verdict(work.ref, work.arrival.quiet, choices, self._compute_us(work, started))
+        frame = None if hidden is None else encode_tensor(hidden, self._scheme)
+        a = work.arrival
+        return Activations(a.ref, a.parents, a.root, a.quiet, work.skipped, frame, self._compute_us(work, started))
+
+    def _compute_us(self, work: Work, started: float) -> int:
+        before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
+        return before + round((perf_counter() - started) * 1e6)
+
+    def _inputs(self, work: Work) -> Tensor:
+        arrival = work.arrival
+        if isinstance(arrival, Chunk):
+            return self._block.token_inputs(tuple(arrival.tokens[at] for at in work.inputs))
+        frame = arrival.hidden
+        if frame is None:
+            raise RemoteProtocolError(f"chunk {arrival.ref} came without the hidden rows that are alive")
+        if frame.shape[1] != self._block.hidden_size:
+            raise RemoteProtocolError(
+                f"hidden rows are {frame.shape[1]} wide; this model's are {self._block.hidden_size}"
+            )
+        hidden = decode_tensor(frame, self._block.dtype, self._block.device)
+        return hidden if len(work.inputs) == frame.shape[0] else hidden[list(work.inputs)]
+
+    def _choose(self, work: Work, tokens: Sequence[Token], hidden: Tensor | None) -> tuple[Token | None, ...]:
+        """The choice after each row from `quiet` on, None for the skipped ones."""
+        if tokens:
+            self._count(work, tokens)
+        wanted = [at for at, row in enumerate(work.rows) if row >= work.arrival.quiet]
+        chosen: dict[int, Token] = {}
+        if hidden is not None and wanted:
+            logits = self._block.logits(hidden if len(wanted) == len(work.rows) else hidden[wanted])
+            positions = [Position(work.positions[at] + 1) for at in wanted]
+            first = len(self._counts) - len(work.rows)
+            history = [self._counts[first + at] for at in wanted] if self._counts else None
+            picked = choose(logits, self._sampling, positions, history)
+            chosen = {work.rows[at]: token for at, token in zip(wanted, picked, strict=True)}
+        return tuple(chosen.get(row) for row in range(work.arrival.quiet, len(work.arrival.parents)))
+
+    def _count(self, work: Work, tokens: Sequence[Token]) -> None:
+        for parent, position, token in zip(work.cache_parents, work.positions, tokens, strict=True):
+            before = self._counts[parent] if parent >= 0 else TokenCounts()
+            self._counts.append(before.after(token, is_generated=position >= self._prompt_tokens))
