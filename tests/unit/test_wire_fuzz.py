@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message as ProtobufMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +33,7 @@ from shardp2p.wire.messages import (
     Tokens,
     Verdict,
 )
+from shardp2p.wire.pb import control_pb2, ring_pb2, swarm_pb2
 from shardp2p.wire.protocols import CONTROL, KINDS, MAX_SLOT, RING, SWARM, limits_of
 
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -160,6 +163,11 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     SWARM: st.one_of(st.builds(Describe), MEMBERS),
 }
 TRAFFIC = st.sampled_from(list(MESSAGES)).flatmap(lambda protocol: st.tuples(st.just(protocol), MESSAGES[protocol]))
+SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
+    (protocol, kind.number): getattr(module, kind.message.__name__)
+    for protocol, module in ((CONTROL, control_pb2), (RING, ring_pb2), (SWARM, swarm_pb2))
+    for kind in KINDS[protocol]
+}
 KIND = st.sampled_from([(protocol, kind.number) for protocol, kinds in KINDS.items() for kind in kinds])
 
 
@@ -208,6 +216,47 @@ def test_mutated_messages_give_a_value_or_the_peers_fault(traffic: tuple[str, Me
             case _:
                 payload += payload[at:]
     value_or_remote_error(protocol, frame[0], bytes(payload[: limits_of(protocol)[frame[0]]]))
+
+
+def scalars(field: Any) -> st.SearchStrategy[Any]:
+    """Values that protobuf accepts for `field`, near the edges of our rules more often than far from them."""
+    match field.type:
+        case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_UINT64:
+            return st.one_of(st.integers(0, 6), UINT32)
+        case FieldDescriptor.TYPE_SINT32 | FieldDescriptor.TYPE_ENUM:
+            return st.one_of(st.integers(-2, 6), st.integers(-(2**31), MAX_SLOT))
+        case FieldDescriptor.TYPE_DOUBLE:
+            return st.one_of(st.floats(), st.floats(0, 1))
+        case FieldDescriptor.TYPE_BYTES:
+            return st.one_of(st.just(bytes(16)), st.binary(max_size=24))
+        case FieldDescriptor.TYPE_STRING:
+            return st.one_of(st.sampled_from(["ab" * 32, "float32", "peer", "/a", ""]), st.text(max_size=8))
+    raise AssertionError(f"{field.full_name} has a type that the fuzz does not know")
+
+
+def fill(data: st.DataObject, message: ProtobufMessage) -> None:
+    """Set any fields of `message` to any values."""
+    for field in message.DESCRIPTOR.fields:
+        count = data.draw(st.integers(0, 4)) if field.is_repeated else 1
+        if field.message_type is not None:
+            for _ in range(count if field.is_repeated else data.draw(st.integers(0, 1))):
+                part = getattr(message, field.name)
+                fill(data, part.add() if field.is_repeated else part)
+        elif field.is_repeated:
+            getattr(message, field.name).extend(data.draw(st.lists(scalars(field), min_size=count, max_size=count)))
+        else:
+            setattr(message, field.name, data.draw(scalars(field)))
+
+
+@settings(max_examples=400)
+@given(KIND, st.data())
+def test_any_values_in_valid_protobuf_give_a_value_or_the_peers_fault(
+    kind: tuple[str, int], data: st.DataObject
+) -> None:
+    wire = SCHEMAS[kind]()
+    fill(data, wire)
+    payload = wire.SerializeToString()
+    value_or_remote_error(*kind, payload[: limits_of(kind[0])[kind[1]]])
 
 
 @given(KIND, st.integers(1, 2000))
