@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from typing import Final
 
 import base58
+import psutil
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
-from multiaddr.utils import get_network_addrs
 
 from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import PeerId
@@ -66,7 +67,8 @@ def parse_peer_id(text: str) -> PeerId:
     except ValueError:
         decoded = b""
     # A multihash: the identity (0x00) of an Ed25519 key or a SHA-256 digest (0x12), then its length.
-    if decoded[:2] not in (b"\x00\x24", b"\x12\x20") or len(decoded) != 2 + decoded[1]:
+    is_multihash = decoded[:2] in (b"\x00\x24", b"\x12\x20") and len(decoded) == 2 + decoded[1]
+    if not is_multihash or base58.b58encode(decoded).decode("ascii") != text:
         raise ConfigError(f"{text!r} is no peer id; it looks like 12D3KooW…")
     return PeerId(text)
 
@@ -77,6 +79,14 @@ def dialable_addresses(host: str, port: int, peer: PeerId) -> tuple[str, ...]:
     protocol = f"ip{bound.version}"
     if not bound.is_unspecified:
         return (str(TcpAddress(protocol, host, port, peer)),)
-    found = {ipaddress.ip_address(text.partition("%")[0]) for text in get_network_addrs(bound.version)}
-    usable = sorted((ip for ip in found if not ip.is_link_local), key=lambda ip: (ip.is_loopback, int(ip)))
-    return tuple(str(TcpAddress(protocol, str(ip), port, peer)) for ip in usable)
+    family = socket.AF_INET if bound.version == 4 else socket.AF_INET6
+    texts = [
+        address.address
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
+        if address.family == family
+    ]
+    # A link-local address is of no use to a peer that does not share the interface's name.
+    found = {ip for ip in map(ipaddress.ip_address, texts) if not ip.is_link_local}
+    ordered = sorted(found, key=lambda ip: (ip.is_loopback, int(ip)))
+    return tuple(str(TcpAddress(protocol, str(ip), port, peer)) for ip in ordered)

@@ -26,6 +26,9 @@ CONNECTION_FAILURES: Final[tuple[type[Exception], ...]] = (
 )
 """What reading and writing an established connection raises."""
 
+NEGOTIATION_FAILURES: Final[tuple[type[Exception], ...]] = (*CONNECTION_FAILURES, ValueError)
+"""What agreeing on a stream's protocol raises; a name that is no UTF-8 comes through as a ValueError."""
+
 HANDSHAKE_FAILURES: Final[tuple[type[Exception], ...]] = (
     *CONNECTION_FAILURES,
     trio.TooSlowError,

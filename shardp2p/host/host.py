@@ -34,11 +34,11 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from multiaddr import Multiaddr
 
-from shardp2p.errors import PeerUnavailableError, ShardError
+from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import dialable_addresses, parse_listen_address, parse_peer_id
 from shardp2p.host.dialer import dial
-from shardp2p.host.failures import HANDSHAKE_FAILURES
+from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.stream import HostStream
@@ -102,31 +102,22 @@ class Host:
         Raises: PeerUnavailableError with each address tried and why it failed; ConfigError for a malformed address.
         """
         muxer = self._connection(peer) or await self._dial(peer, addresses)
-        muxed: MuxedStream | None = None
         try:
-            muxed = await muxer.open_stream()
-            communicator = MultiselectCommunicator(muxed)
-            await MultiselectClient().select_one_of([TProtocol(protocol)], communicator, NEGOTIATION_S)
-        except HANDSHAKE_FAILURES as error:
-            if muxed is not None:
-                await muxed.reset()
+            return HostStream(await _negotiated_stream(muxer, protocol), peer)
+        except NEGOTIATION_FAILURES as error:
             raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
-        except BaseException:
-            if muxed is not None:
-                await muxed.reset()
-            raise
-        return HostStream(muxed, peer)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
         """A connection to `peer`; callers that want the same peer at the same time share one."""
-        libp2p_peer = parse_peer_id(peer)
-        lock = self._dialling.setdefault(libp2p_peer, trio.Lock())
+        if peer == self._peer_id:
+            raise ConfigError(f"peer {peer} is this process itself; leave it out of the peer list")
+        lock = self._dialling.setdefault(peer, trio.Lock())
         try:
             async with lock:
                 return self._connection(peer) or _muxer_of(await dial(self._swarm, peer, addresses))
         finally:
-            if not lock.statistics().tasks_waiting:
-                self._dialling.pop(libp2p_peer, None)
+            if not lock.locked():
+                self._dialling.pop(peer, None)
 
     def _connection(self, peer: PeerId) -> Muxer | None:
         """The newest live connection to `peer`."""
@@ -139,6 +130,10 @@ class Host:
         self._nursery = nursery
         if self._listeners:
             await nursery.start(trio.serve_listeners, self._accept, self._listeners)
+
+    def _stop(self) -> None:
+        """Accept no further streams: the nursery is about to close."""
+        self._nursery = None
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         """Shake hands with whoever connects, and keep the socket open until the connection ends."""
@@ -154,18 +149,25 @@ class Host:
             return
         finally:
             self._handshakes.release_on_behalf_of(stream)
-        if isinstance(muxed, Muxer):
+        assert isinstance(muxed, Muxer)
+        try:
             await muxed.event_closed.wait()
+        finally:
+            # trio closes the socket when this returns: first let what is queued leave.
+            with trio.CancelScope(shield=True):
+                await muxed.close()
 
     async def _serve_stream(self, net_stream: INetStream) -> None:
         """Negotiate an inbound stream and have it served; libp2p forgets the stream when this returns."""
         muxed = getattr(net_stream, "muxed_stream", None)
         assert isinstance(muxed, MuxedStream)
-        assert self._nursery is not None
         try:
             protocol, _ = await self._protocols.negotiate(MultiselectCommunicator(muxed), NEGOTIATION_S)
-        except HANDSHAKE_FAILURES as error:
+        except NEGOTIATION_FAILURES as error:
             log.debug("negotiation_failed", error=str(error))
+            await muxed.reset()
+            return
+        if self._nursery is None:
             await muxed.reset()
             return
         done = trio.Event()
@@ -208,7 +210,10 @@ async def open_host(identity: Identity, listen: Sequence[str] = ()) -> AsyncIter
                 try:
                     async with trio.open_nursery() as nursery:
                         await host._start(nursery)
-                        yield host
+                        try:
+                            yield host
+                        finally:
+                            host._stop()
                         nursery.cancel_scope.cancel()
                 finally:
                     with trio.CancelScope(shield=True):
@@ -263,6 +268,17 @@ def _muxer_of(connection: INetConn) -> Muxer:
     muxer = connection.muxed_conn
     assert isinstance(muxer, Muxer)
     return muxer
+
+
+async def _negotiated_stream(muxer: Muxer, protocol: str) -> MuxedStream:
+    muxed = await muxer.open_stream()
+    try:
+        communicator = MultiselectCommunicator(muxed)
+        await MultiselectClient().select_one_of([TProtocol(protocol)], communicator, NEGOTIATION_S)
+    except BaseException:
+        await muxed.reset()
+        raise
+    return muxed
 
 
 def _negotiation_failure(peer: PeerId, protocol: str, muxer: Muxer, error: BaseException) -> str:

@@ -10,7 +10,10 @@ import logging
 from importlib.metadata import version
 from typing import Final
 
-import libp2p.stream_muxer.muxer_multistream as muxer_multistream
+import trio
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection import swarm_connection
+from libp2p.stream_muxer import muxer_multistream
 
 from shardp2p.errors import ConfigError
 from shardp2p.host.muxer import Muxer
@@ -30,6 +33,7 @@ def apply() -> None:
             f"run: pip install libp2p=={PATCHED_VERSION}"
         )
     use_own_muxer()
+    stop_dialling_by_itself()
     quieten_logs()
 
 
@@ -38,9 +42,26 @@ def use_own_muxer() -> None:
     setattr(muxer_multistream, "Yamux", Muxer)  # noqa: B010
 
 
+def stop_dialling_by_itself() -> None:
+    """Keep the swarm from dialling peers that nobody asked for.
+
+    With a low watermark of 0 it still aims half-way to the high one.
+    """
+    setattr(AutoConnector, "maybe_connect", _connect_to_nobody)  # noqa: B010
+
+
+async def _connect_to_nobody(_: AutoConnector) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 def quieten_logs() -> None:
     """Silence libp2p's loggers: they report every ordinary end of a connection as a warning or an error.
 
-    What matters reaches our callers as an exception with a reason.
+    What matters reaches our callers as an exception with a reason. One module logs to the root logger, which would
+    also give that a handler on stderr.
     """
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("libp2p.") and isinstance(logger, logging.Logger):
+            logger.setLevel(logging.NOTSET)
+    setattr(swarm_connection, "logging", logging.getLogger(swarm_connection.__name__))  # noqa: B010

@@ -1,0 +1,230 @@
+"""Our Yamux: its frames, its rules, and that it talks to libp2p's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamEOF, MuxedStreamReset
+from libp2p.stream_muxer.yamux.yamux import Yamux
+
+from shardp2p.errors import ConfigError, RemoteProtocolError
+from shardp2p.host import frames
+from shardp2p.host.addresses import parse_address, parse_peer_id
+from shardp2p.host.frames import FrameReader, encode_control, encode_data
+from shardp2p.host.muxer import Muxer
+from shardp2p.identity.keys import Identity
+
+End = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
+PEER = ID(b"\x00\x24" + bytes(36))
+
+
+class Pipe:
+    """A secured connection in memory; enough of libp2p's ISecureConn for a muxer."""
+
+    def __init__(self, end: End, is_initiator: bool) -> None:
+        self._end = end
+        self.is_initiator = is_initiator
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._end.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError("closed") from error
+
+    async def read(self, n: int | None = None) -> bytes:
+        try:
+            data = await self._end.receive_some(65536 if n is None else n)
+        except trio.ClosedResourceError as error:
+            raise ConnectionClosedError("closed") from error
+        if not data:
+            raise ConnectionClosedError("closed")
+        return bytes(data)
+
+    async def close(self) -> None:
+        await self._end.aclose()
+
+
+@asynccontextmanager
+async def muxed_pair(other: type[Muxer] | type[Yamux] = Muxer) -> AsyncIterator[tuple[Muxer, Muxer | Yamux]]:
+    near_end, far_end = trio.testing.memory_stream_pair()
+    near = Muxer(Pipe(near_end, True), PEER)  # type: ignore[arg-type]
+    far = other(Pipe(far_end, False), PEER)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.start)
+        nursery.start_soon(far.start)
+        await near.event_started.wait()
+        await far.event_started.wait()
+        yield near, far
+        await near.close()
+        await far.close()
+
+
+@asynccontextmanager
+async def raw_peer() -> AsyncIterator[tuple[Muxer, End]]:
+    """A muxer and the bytes of its peer, which the test writes itself."""
+    near_end, far_end = trio.testing.memory_stream_pair()
+    near = Muxer(Pipe(near_end, True), PEER)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.start)
+        await near.event_started.wait()
+        yield near, far_end
+        await near.close()
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.binary(max_size=300), st.integers(min_value=1, max_value=40))
+def test_frames_survive_any_cutting(payload: bytes, step: int) -> None:
+    data = encode_data(7, memoryview(payload)) + encode_control(frames.PING, frames.SYN, 0, 9)
+    reader = FrameReader()
+    found = [frame for start in range(0, len(data), step) for frame in reader.feed(data[start : start + step])]
+    assert found == [(frames.DATA, 0, 7, len(payload), payload), (frames.PING, frames.SYN, 0, 9, b"")]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.binary(max_size=200))
+def test_any_bytes_give_frames_or_a_protocol_error(data: bytes) -> None:
+    with suppress(RemoteProtocolError):
+        FrameReader().feed(data)
+
+
+def test_window_update_has_the_bytes_of_the_specification() -> None:
+    assert encode_control(frames.WINDOW_UPDATE, frames.SYN, 1, 256) == bytes.fromhex("000100010000000100000100")
+
+
+async def test_libp2ps_own_yamux_talks_to_ours_in_both_directions() -> None:
+    data = bytes(range(256)) * 4000
+    async with muxed_pair(Yamux) as (ours, theirs):
+        for opener, accepter in ((ours, theirs), (theirs, ours)):
+            one = await opener.open_stream()
+            two = await accepter.accept_stream()
+            received = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one.write, data)
+                while len(received) < len(data):
+                    received += await two.read(65536)
+            assert bytes(received) == data
+            await one.close()
+            with pytest.raises(MuxedStreamEOF):
+                await two.read(1)
+            await two.close()
+        assert not ours._streams
+
+
+async def test_data_before_a_reset_or_a_lost_connection_can_still_be_read() -> None:
+    async with muxed_pair() as (near, far):
+        one = await near.open_stream()
+        two = await far.accept_stream()
+        await one.write(b"last words")
+        await near.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await two.read(100) == b"last words"
+        with pytest.raises(MuxedStreamReset, match="the peer closed the connection"):
+            await two.read(100)
+        with pytest.raises(MuxedConnUnavailable):
+            await far.open_stream()
+
+
+async def test_peer_that_keeps_sending_to_a_closed_stream_is_told_to_stop() -> None:
+    async with muxed_pair() as (near, far):
+        one = await near.open_stream()
+        two = await far.accept_stream()
+        await two.close()
+        with pytest.raises(MuxedStreamReset):
+            await one.write(bytes(64 * 1024 * 1024))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not near._streams
+        assert not far._streams  # type: ignore[union-attr]
+
+
+async def test_stream_that_the_peer_never_closes_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxed_pair() as (near, far):
+        one = await near.open_stream()
+        await far.accept_stream()
+        await one.close()
+        assert near._streams
+        await trio.sleep(7)
+        assert not near._streams
+        assert not far._streams  # type: ignore[union-attr]
+
+
+async def test_silent_peer_fails_the_connection(autojump_clock: trio.testing.MockClock) -> None:
+    async with raw_peer() as (near, _):
+        stream = await near.open_stream()
+        with trio.fail_after(6), pytest.raises(MuxedStreamReset, match="the peer has been silent for"):
+            await stream.read(1)
+
+
+async def test_peer_that_only_answers_pings_stays(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxed_pair() as (near, far):
+        await trio.sleep(60)
+        assert not near.is_closed
+        assert not far.is_closed
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"\x01" + bytes(11),
+        b"\x00\x09" + bytes(10),
+        encode_control(frames.DATA, 0, 2, 2**31),
+        encode_control(frames.WINDOW_UPDATE, frames.SYN, 1),
+        encode_control(frames.WINDOW_UPDATE, frames.SYN, 0),
+        encode_control(frames.WINDOW_UPDATE, frames.SYN, 2) * 2,
+        encode_control(frames.WINDOW_UPDATE, frames.SYN, 2) + encode_data(2, memoryview(bytes(300_000))),
+        encode_control(frames.WINDOW_UPDATE, frames.SYN | frames.FIN, 2) + encode_data(2, memoryview(b"x")),
+    ],
+    ids=["version", "type", "huge", "wrong side", "stream 0", "twice", "over the window", "after its end"],
+)
+async def test_broken_rules_end_the_connection_with_the_reason(attack: bytes) -> None:
+    async with raw_peer() as (near, peer):
+        await peer.send_all(attack)
+        with trio.fail_after(5):
+            await near.event_closed.wait()
+        assert near.failure is not None
+        assert near.failure.startswith("the peer broke the multiplexer's rules")
+
+
+async def test_streams_beyond_the_bound_are_reset_and_the_others_live() -> None:
+    async with raw_peer() as (near, peer):
+        for number in range(1, 1030):
+            await peer.send_all(encode_control(frames.WINDOW_UPDATE, frames.SYN, 2 * number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(near._streams) == 1024
+        assert not near.is_closed
+
+
+async def test_flood_of_pings_that_reads_no_answers_is_cut_off() -> None:
+    async with raw_peer() as (near, peer):
+        near.secured_conn.write = _never  # type: ignore[method-assign]
+        await peer.send_all(encode_control(frames.PING, frames.SYN, 0, 1) * 100_000)
+        with trio.fail_after(5):
+            await near.event_closed.wait()
+        assert near.failure == "the peer floods us with requests and does not read the answers"
+
+
+async def _never(data: bytes) -> None:
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    "text", ["/ip4/192.0.2.7/tcp/4001", "/ip6/2001:db8::1/tcp/1", "/dns4/example.org/tcp/4001", "/dns/a.example/tcp/1"]
+)
+def test_addresses_survive_parsing(text: str) -> None:
+    peer = Identity.from_seed(bytes(range(32))).peer_id
+    assert str(parse_address(text)) == text
+    assert str(parse_address(f"{text}/p2p/{peer}")) == f"{text}/p2p/{peer}"
+    assert parse_address(f"{text}/p2p/{peer}").peer == peer
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_peer_id_or_the_users_mistake(text: str) -> None:
+    with suppress(ConfigError):
+        assert parse_peer_id(text) == text
