@@ -6,11 +6,14 @@ head. What does not fit is refused here with the reason, before anything large i
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -56,8 +59,9 @@ def read_architecture(directory: Path) -> Architecture:
         raise ConfigError(f"{directory} holds a quantised checkpoint; use the plain one (float32, float16 or bfloat16)")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{directory / 'config.json'} is no valid configuration of {model_type}: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{directory / 'config.json'} is no valid configuration of {model_type}: {reason}") from error
     if config.is_encoder_decoder:
         raise ConfigError(f"{model_type} has an encoder; only decoder models can be split by layers")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -127,3 +131,39 @@ def check_layers(architecture: Architecture, layers: LayerRange) -> None:
     """Raises ConfigError where the model does not have these layers."""
     if layers.stop > architecture.layer_count:
         raise ConfigError(f"layers {layers} do not exist: the model has {architecture.layer_count} layers")
+
+
+def check_hand_through(inner: Any, architecture: Architecture, *, is_first: bool) -> None:
+    """Makes sure that hidden states enter and leave the layers as they are, and that the norm is the last step.
+
+    The model's own forward, emptied of layers and with a norm that only counts, must give back what it got; needs no
+    weights. A model that scales or norms its inputs, as some do after the embedding, would do so in every block.
+
+    Raises:
+        ConfigError: the model does more than that.
+    """
+    norm, kept = _CountedNorm(), (inner.layers, inner.norm, inner.config)
+    inner.layers, inner.norm, inner.config = nn.ModuleList(), norm, copy.deepcopy(inner.config)
+    inner.config.num_hidden_layers = 0
+    hidden = torch.linspace(-2, 2, inner.config.hidden_size)[None, None]
+    mask = torch.ones((1, 1, 1, 1), dtype=torch.bool)
+    masks = dict.fromkeys(architecture.attention, mask) if architecture.mixes_attention else mask
+    with torch.inference_mode():
+        positions = torch.zeros((1, 1), dtype=torch.int64)
+        output = inner(inputs_embeds=hidden, position_ids=positions, attention_mask=masks, use_cache=False)
+    inner.layers, inner.norm, inner.config = kept
+    if norm.calls != 1 or not (is_first or torch.equal(output.last_hidden_state, hidden)):
+        name = architecture.config.model_type
+        raise ConfigError(f"{name} changes hidden states outside its layers; this architecture cannot be split")
+
+
+class _CountedNorm(nn.Module):
+    """Hands through what it gets, and counts how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return hidden

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from shardp2p.errors import LocalProtocolError, RemoteProtocolError
 from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
 from shardp2p.vocabulary import LayerRange
@@ -56,8 +56,6 @@ class Block:
         self._is_eager = model.config._attn_implementation == "eager"
         self._needs_mask = getattr(config, "index_topk", None) is not None
         self._cache_keyword = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
-        if not self.is_first:
-            self._check_hand_through(config.model_type)
         self._shapes = self._measure_rows()
 
     def new_cache(self, capacity_rows: int) -> RowCache:
@@ -145,38 +143,27 @@ class Block:
         mask = torch.full(allowed.shape, torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(allowed, 0.0)[None, None], start
 
-    def _check_hand_through(self, model_type: str) -> None:
-        """Makes sure that hidden states enter and leave the layers as they are.
+    def _example(self) -> Tensor:
+        if self.is_first:
+            return torch.zeros(1, dtype=torch.int64, device=self.device)
+        return torch.linspace(-2, 2, self.hidden_size, dtype=self.dtype, device=self.device)[None]
 
-        The model's own forward, emptied of layers and norm, must give back what it got. One that scales or norms its
-        inputs, as some do after the embedding, would do so in every block.
-        """
-        layers, norm, config = self._inner.layers, self._inner.norm, self._inner.config
-        self._inner.layers, self._inner.norm = nn.ModuleList(), nn.Identity()
-        self._inner.config = copy.deepcopy(config)
-        self._inner.config.num_hidden_layers = 0
-        hidden = torch.linspace(-2, 2, self.hidden_size, dtype=self.dtype, device=self.device)[None]
+    def _show(self, inputs: Tensor, cache: _Probe) -> Tensor:
+        """One row through the model's own forward; `cache` gets the shapes of what it would keep."""
         mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
+        if self._is_eager:
+            mask = torch.zeros_like(mask, dtype=self.dtype)
         with torch.inference_mode():
             positions = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-            result = self._run(hidden, positions, dict.fromkeys(self._attention, mask) if self._mixes else mask, _Probe())
-        if not torch.equal(result, hidden):
-            raise ConfigError(f"{model_type} changes hidden states outside its layers; it cannot be split")
-        self._inner.layers, self._inner.norm, self._inner.config = layers, norm, config
+            masks = dict.fromkeys(self._attention, mask) if self._mixes else mask
+            return self._run(inputs, positions, masks, cache)
 
     def _measure_rows(self) -> list[LayerShape]:
         """What each layer stores per row, as one token of any input shows it."""
         probe = _Probe()
-        shape = (1,) if self.is_first else (1, self.hidden_size)
-        inputs = torch.zeros(shape, dtype=torch.int64 if self.is_first else self.dtype, device=self.device)
-        masks: Any = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
-        if self._is_eager:
-            masks = masks.to(self.dtype)
-        with torch.inference_mode():
-            positions = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-            self._run(inputs, positions, dict.fromkeys(self._attention, masks) if self._mixes else masks, probe)
+        self._show(self._example(), probe)
         return [
-            LayerShape(*probe.stored[layer], tuple(probe.others[layer] for _ in range(1) if layer in probe.others))
+            LayerShape(*probe.stored[layer], *([(probe.others[layer],)] if layer in probe.others else []))
             for layer in range(self.layers.start, self.layers.stop)
         ]
 
@@ -212,9 +199,6 @@ def _slice(inner: Any, architecture: Architecture, layers: LayerRange) -> Any:
         if isinstance(values, (list, tuple)) and len(values) == architecture.layer_count:
             setattr(config, name, list(values)[layers.start : layers.stop])
     inner.config = config
-    if layers.start > 0 and hasattr(inner, "embedding_multiplier"):
-        # Granite scales whatever enters its forward; hidden states were scaled by the first block.
-        inner.embedding_multiplier = 1.0
     return inner
 
 

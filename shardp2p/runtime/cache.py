@@ -106,10 +106,9 @@ class LayerTensors:
             # Writing every element makes the system hand out the memory now, not in the middle of an answer.
             return torch.empty((1, *shape[:-1], capacity, shape[-1]), dtype=dtype, device=device).zero_()
 
-        with torch.inference_mode():
-            self._keys = [rows(shape.key) for shape in shapes]
-            self._values = [rows(shape.value) for shape in shapes]
-            self._others = [[rows(other) for other in shape.others] for shape in shapes]
+        self._keys = [rows(shape.key) for shape in shapes]
+        self._values = [rows(shape.value) for shape in shapes]
+        self._others = [[rows(other) for other in shape.others] for shape in shapes]
         self._first_layer = first_layer
         self._start = self._stop = 0
         self.view_starts = [0] * len(shapes)

@@ -22,17 +22,18 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, build_glob_alternation, rename_source_key
 
 from shardp2p.errors import ConfigError, IntegrityError
-from shardp2p.runtime.architecture import Architecture, check_layers, check_structure, read_architecture
+from shardp2p.runtime.architecture import (
+    Architecture,
+    check_hand_through,
+    check_layers,
+    check_structure,
+    read_architecture,
+)
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.checkpoint import StoredTensor, read_header, read_tensor, tensor_files
 from shardp2p.vocabulary import LayerRange
 from shardp2p.wire.messages import DType
-
-TORCH_TYPES: dict[DType, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+from shardp2p.wire.tensor import TORCH_DTYPES
 
 
 def load_block(
@@ -55,17 +56,22 @@ def load_block(
     """
     architecture = read_architecture(directory)
     check_layers(architecture, layers)
-    model = _empty_block(architecture, layers, TORCH_TYPES[dtype])
+    model = _empty_block(architecture, layers, TORCH_DTYPES[dtype])
     inner = _reduce(model, architecture, layers)
-    recipes = _plan(model, directory, TORCH_TYPES[dtype])
-    _make_buffers(model, device)
+    recipes = _plan(model, directory, TORCH_DTYPES[dtype])
+    _make_buffers(model)
+    check_hand_through(inner, architecture, is_first=layers.start == 0)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(device)
     layer_bytes = _fill(model, recipes, device, digests, progress)
     _share_head(model, layers, architecture.layer_count)
     left = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
     if left:
         raise ConfigError(f"{directory} lacks the tensor {left[0]}; the checkpoint is incomplete or of another model")
     _untyped(model).eval().requires_grad_(False)
-    return Block(model, inner, architecture, layers, TORCH_TYPES[dtype], torch.device(device), layer_bytes)
+    return Block(model, inner, architecture, layers, TORCH_DTYPES[dtype], torch.device(device), layer_bytes)
 
 
 def _empty_block(architecture: Architecture, layers: LayerRange, dtype: torch.dtype) -> PreTrainedModel:
@@ -96,6 +102,9 @@ def _reduce(model: PreTrainedModel, architecture: Architecture, layers: LayerRan
         _untyped(model).set_output_embeddings(nn.Identity())
     if not is_first and not (is_last and architecture.config.tie_word_embeddings):
         inner.embed_tokens = nn.Identity()
+    if not is_first and hasattr(inner, "embedding_multiplier"):
+        # Granite scales whatever enters its forward; the first block has scaled the hidden states.
+        inner.embedding_multiplier = 1.0
     return inner  # type: ignore[no-any-return]
 
 
@@ -151,7 +160,7 @@ def _natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"\.", name)]
 
 
-def _make_buffers(model: PreTrainedModel, device: str) -> None:
+def _make_buffers(model: PreTrainedModel) -> None:
     """Gives the buffers that no checkpoint stores (rotary frequencies, embedding scales) memory and their values."""
     for module in model.modules():
         names = [name for name in module._non_persistent_buffers_set if module._buffers.get(name) is not None]
@@ -160,7 +169,7 @@ def _make_buffers(model: PreTrainedModel, device: str) -> None:
         for name in names:
             buffer = module._buffers[name]
             assert buffer is not None
-            empty = torch.empty_like(buffer, device=device)
+            empty = torch.empty_like(buffer, device="cpu")
             module._buffers[name] = empty.fill_(torch.nan) if empty.is_floating_point() else empty.zero_()
         with torch.no_grad():
             _untyped(model)._init_weights(module)

@@ -60,6 +60,7 @@ UNSPLITTABLE: dict[str, dict[str, Any]] = {
     "mamba": {},
     "gpt2": {},
     "t5": {},
+    "nanochat": {"head_dim": 16},
 }
 
 

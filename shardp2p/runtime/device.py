@@ -1,0 +1,97 @@
+"""The one thread that owns the device, and how tasks hand it calls.
+
+A team of OpenMP threads belongs to the thread that started it, and trio's own worker threads change from call to
+call, so every call that computes goes through one DeviceThread. While it computes, the trio loop stays free: torch
+releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar, TypeVarTuple
+
+import outcome
+import torch
+import trio
+
+from shardp2p.errors import LocalProtocolError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def set_threads(count: int) -> None:
+    """Lets torch compute with `count` threads; call it in the thread that computes (DeviceThread does)."""
+    if count < 1:
+        raise LocalProtocolError(f"torch cannot compute with {count} threads")
+    torch.set_num_threads(count)
+
+
+@dataclass(slots=True)
+class _Call:
+    work: Callable[[], Any]
+    task: trio.lowlevel.Task
+    token: trio.lowlevel.TrioToken
+
+
+class DeviceThread:
+    """Runs calls one after the other, in the order of asking, in one OS thread until `close`.
+
+    The queue needs no bound of its own: each waiting task has at most one call in it. The thread is a daemon, so a
+    process that forgets to close it still exits.
+    """
+
+    def __init__(self, name: str = "device", *, threads: int | None = None) -> None:
+        """Starts the thread; `threads` is how many threads torch computes with, by default its own choice."""
+        if threads is not None and threads < 1:
+            raise LocalProtocolError(f"torch cannot compute with {threads} threads")
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """What `function(*args)` returns or raises, computed in the device thread.
+
+        A cancellation before the call prevents it; one that comes later waits for the function's end and is then
+        left to the caller's next checkpoint, so no result is lost and nothing computes unattended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._is_closed:
+            raise LocalProtocolError("the device thread is closed")
+        task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
+        self._calls.put(_Call(lambda: function(*args), task, token))
+        result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        return result
+
+    def close(self) -> None:
+        """Ends the thread after the calls that it has; waits for it, at most as long as they take. Idempotent."""
+        self._is_closed = True
+        self._calls.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self, threads: int | None) -> None:
+        if threads is not None:
+            set_threads(threads)
+        while (call := self._calls.get()) is not None:
+            result = outcome.capture(call.work)
+            try:
+                call.token.run_sync_soon(trio.lowlevel.reschedule, call.task, result)
+            except trio.RunFinishedError:
+                # The loop ended with a bug of its own while we computed; nobody is left to tell.
+                continue
+            finally:
+                # Neither the result nor the inputs may live on in this frame until the next call comes.
+                del call, result
