@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from shardp2p.errors import RemoteProtocolError
 from shardp2p.runtime.block import Block
@@ -17,10 +16,7 @@ from shardp2p.runtime.penalties import TokenCounts
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import Position, SamplingParams, Token
 from shardp2p.wire.messages import Activations, Chunk, Scheme, Verdict
-from shardp2p.wire.tensor import decode_tensor, encode_tensor
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from shardp2p.wire.tensor import Tensor, decode_tensor, encode_tensor
 
 
 class SessionWorker:

@@ -115,7 +115,7 @@ class Lineage:
             raise RemoteProtocolError(f"slot {root} is dead and was committed")
 
     def restart(self, position: int) -> tuple[Slot, ...]:
-        """Begin a new epoch that keeps the first `position` trunk slots, renumbered 0, 1, …; gives their old numbers."""
+        """Begin an epoch that keeps the first `position` trunk slots, renumbered 0, 1, …; gives their old numbers."""
         if not 0 <= position <= len(self._trunk):
             raise RemoteProtocolError(f"an epoch cannot begin at {position}: {len(self._trunk)} positions are known")
         kept = tuple(self._trunk[:position])

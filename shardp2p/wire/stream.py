@@ -24,8 +24,10 @@ class Stream(Protocol):
         ...
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`, waiting while the peer's window is full. A cancelled send leaves the stream unusable
-        but harms no other stream."""
+        """Send all of `data`, waiting while the peer's window is full.
+
+        A cancelled send leaves the stream unusable but harms no other stream.
+        """
         ...
 
     async def receive_some(self, max_bytes: int) -> bytes:

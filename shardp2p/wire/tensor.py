@@ -21,6 +21,9 @@ from shardp2p.wire.messages import DType, Scheme, TensorFrame
 if sys.byteorder != "little":
     raise ImportError("tensors cross the network in little-endian order; this machine's order is not supported")
 
+Tensor = torch.Tensor
+"""The type, for annotations in layers that do not know torch."""
+
 TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
     "float32": torch.float32,
     "float16": torch.float16,
