@@ -24,9 +24,8 @@ from typing import Any, Literal, NoReturn, cast, get_args
 import platformdirs
 
 from shardp2p.errors import ConfigError
-from shardp2p.vocabulary import LayerRange, ModelId
+from shardp2p.vocabulary import DType, LayerRange, ModelId
 
-DType = Literal["float32", "float16", "bfloat16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")

@@ -6,7 +6,7 @@ Every name here means the same thing in every package and on the wire (docs/arch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Literal, NewType
 
 from shardp2p.errors import ConfigError
 
@@ -24,6 +24,9 @@ Slot = NewType("Slot", int)
 
 Position = NewType("Position", int)
 """How many tokens stand before a token on its path: the first prompt token has position 0."""
+
+DType = Literal["float32", "float16", "bfloat16"]
+"""The element type in which a block computes and its hidden states cross the network."""
 
 Token = int
 """A token id of the model's vocabulary."""

@@ -31,8 +31,7 @@ from shardp2p.runtime.architecture import (
 )
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.checkpoint import StoredTensor, read_header, read_tensor, tensor_files
-from shardp2p.vocabulary import LayerRange
-from shardp2p.wire.messages import DType
+from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.tensor import TORCH_DTYPES
 
 

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from shardp2p.vocabulary import Token
-from shardp2p.wire.messages import DType
+from shardp2p.vocabulary import DType, Token
 from shardp2p.wire.tensor import TORCH_DTYPES
 
 

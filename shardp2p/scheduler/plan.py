@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.vocabulary import LayerRange, ModelId, PeerId
-from shardp2p.wire.messages import DType
+from shardp2p.vocabulary import DType, LayerRange, ModelId, PeerId
 
 
 @dataclass(frozen=True, slots=True)

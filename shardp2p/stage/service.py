@@ -23,10 +23,10 @@ from shardp2p.errors import (
 from shardp2p.stage.live import LiveSession
 from shardp2p.stage.session import Work
 from shardp2p.stage.worker import SessionWorker
-from shardp2p.vocabulary import PeerId, SamplingParams, SessionId, Token
+from shardp2p.vocabulary import DType, PeerId, SamplingParams, SessionId, Token
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.credit import INITIAL_CREDITS, CreditReceiver, CreditSender
-from shardp2p.wire.messages import Activations, DType, Failure, Hello, Open, Opened, Verdict
+from shardp2p.wire.messages import Activations, Failure, Hello, Open, Opened, Verdict
 from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Network, Stream
 

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from shardp2p.vocabulary import NO_PARENT, ChunkRef, LayerRange, PeerId, SessionId, Slot
-from shardp2p.wire.messages import DType, PeerAddress, Scheme, TensorFrame
+from shardp2p.vocabulary import NO_PARENT, ChunkRef, DType, LayerRange, PeerId, SessionId, Slot
+from shardp2p.wire.messages import PeerAddress, Scheme, TensorFrame
 from shardp2p.wire.pb import types_pb2
 from shardp2p.wire.protocols import MAX_ROWS, MAX_SLOT
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
+from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
 
-DType = Literal["float32", "float16", "bfloat16"]
 Scheme = Literal["raw", "int8"]
 
 

@@ -15,8 +15,9 @@ from typing import Final
 import torch
 
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
+from shardp2p.vocabulary import DType
 from shardp2p.wire.codec_parts import InvalidError, check_tensor
-from shardp2p.wire.messages import DType, Scheme, TensorFrame
+from shardp2p.wire.messages import Scheme, TensorFrame
 
 if sys.byteorder != "little":
     raise ImportError("tensors cross the network in little-endian order; this machine's order is not supported")

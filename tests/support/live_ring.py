@@ -16,8 +16,7 @@ from shardp2p.runtime.load import load_block
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import route
 from shardp2p.stage.service import Holding
-from shardp2p.vocabulary import LayerRange, ModelId, Token
-from shardp2p.wire.messages import DType
+from shardp2p.vocabulary import DType, LayerRange, ModelId, Token
 
 MODEL = ModelId("under-test")
 DIGEST = "ab" * 32

@@ -15,8 +15,7 @@ from transformers.utils import logging
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.load import load_block
-from shardp2p.vocabulary import LayerRange
-from shardp2p.wire.messages import DType
+from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.tensor import TORCH_DTYPES
 from tests.support.checkpoints import ARCHITECTURES, VOCABULARY, WINDOW, make_checkpoint
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
-from shardp2p.wire.messages import DType, TensorFrame
+from shardp2p.vocabulary import DType
+from shardp2p.wire.messages import TensorFrame
 from shardp2p.wire.tensor import TORCH_DTYPES, decode_tensor, encode_tensor
 
 NAMES: list[DType] = ["float32", "float16", "bfloat16"]
