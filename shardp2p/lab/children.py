@@ -1,0 +1,133 @@
+"""Processes that we start and end: each lives no longer than the context that started it, nor than we do.
+
+A child has a pipe as its standard input and is to leave when that ends, so that a killed parent leaves none behind.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import trio
+
+from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, PeerUnavailableError, ShardError
+
+STOP_S = 1.0
+"""How long a child may take to end after SIGINT, before it is killed: less than a command has that is interrupted."""
+
+MAX_LINE_BYTES = 1 << 20
+"""What a child may say in one line: token ids of a long text fit."""
+
+_ERROR_PREFIX = "shardp2p: error: "
+_KINDS: Mapping[int, type[ShardError]] = {
+    kind.exit_code: kind for kind in (LocalProtocolError, ConfigError, PeerUnavailableError, IntegrityError)
+}
+
+
+class Child:
+    """A running process that we talk to in lines. Made by `Children.start`."""
+
+    def __init__(self, name: str, process: trio.Process, log: Path) -> None:
+        self._name = name
+        self._process = process
+        self._log = log
+        self._received = bytearray()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    async def read_line(self) -> bytes:
+        """The next line of the child's standard output.
+
+        Raises: what the child said it died of, as the kind of error that its exit code stands for.
+        """
+        assert self._process.stdout is not None
+        while b"\n" not in self._received:
+            piece = await self._process.stdout.receive_some()
+            if not piece:
+                raise self._failure(await self._process.wait())
+            self._received += piece
+            if len(self._received) > MAX_LINE_BYTES:
+                raise LocalProtocolError(f"{self._name} wrote a line of more than {MAX_LINE_BYTES} bytes")
+        line, _, rest = bytes(self._received).partition(b"\n")
+        self._received[:] = rest
+        return line
+
+    async def write_line(self, line: bytes) -> None:
+        """Give the child a line on its standard input. Raises: as read_line, if it is gone."""
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send_all(line + b"\n")
+        except trio.BrokenResourceError:
+            raise self._failure(await self._process.wait()) from None
+
+    async def stop(self) -> None:
+        """End the process: SIGINT, and SIGKILL for one that does not listen. Not to be cancelled."""
+        with trio.move_on_after(STOP_S):
+            if self._process.returncode is None:
+                self._process.send_signal(signal.SIGINT)
+            await self._process.wait()
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                await stream.aclose()
+
+    def _failure(self, exit_code: int) -> ShardError:
+        """The error behind an exit code, in the child's own words where it has left some."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        said = [line.removeprefix(_ERROR_PREFIX) for line in lines if line.startswith(_ERROR_PREFIX)]
+        reason = said[-1] if said else f"it ended with exit code {exit_code}" + (f": {lines[-1]}" if lines else "")
+        return _KINDS.get(exit_code, PeerUnavailableError)(f"{self._name}: {reason}")
+
+
+class Children:
+    """The processes of one context, and a directory that goes when they are gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._all: list[Child] = []
+
+    async def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
+        """Start `command`; errors call it `name`. Without an `environment` it has ours.
+
+        It is in a process group of its own: a Ctrl-C reaches us, and we end the children in order.
+        """
+        log = self.directory / f"{len(self._all)}.log"
+        with log.open("wb") as stderr:
+            process = await trio.lowlevel.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                process_group=0,
+                env=environment,
+            )
+        child = Child(name, process, log)
+        self._all.append(child)
+        return child
+
+    async def stop(self) -> None:
+        """End all of them, at once."""
+        async with trio.open_nursery() as nursery:
+            for child in self._all:
+                nursery.start_soon(child.stop)
+
+
+@asynccontextmanager
+async def open_children() -> AsyncIterator[Children]:
+    """Room for processes, all of which have ended when the context is left, however that comes."""
+    with TemporaryDirectory(prefix="shardp2p-") as directory:
+        children = Children(Path(directory))
+        try:
+            yield children
+        finally:
+            with trio.CancelScope(shield=True):  # bounded by STOP_S
+                await children.stop()
