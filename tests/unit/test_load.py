@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError
+from shardp2p.runtime import recipes
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.load import load_block
@@ -151,6 +152,31 @@ def test_missing_tensor_and_wrong_shape_are_named(single: Path) -> None:
     save_file({**tensors, "model.norm.weight": norm[:5].clone()}, file)
     with pytest.raises(ConfigError, match=r"model\.norm\.weight has the shape \(5,\)"):
         load(single)
+
+
+@pytest.mark.parametrize("layers", ["0:2", "1:2"])
+def test_head_is_shared_with_the_embedding_only_where_the_checkpoint_ties_them(tmp_path: Path, layers: str) -> None:
+    directory = make_checkpoint("llama", tmp_path, layers=2)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    tied_bytes = load(directory, layers).layer_bytes
+    for name, head in (("equal", embedding.clone()), ("different", embedding + 1)):
+        save_file({**tensors, "lm_head.weight": head}, file)
+        block = load(directory, layers)
+        hidden = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(block.logits(hidden), hidden @ head.T), name
+    assert load(directory, "1:2").layer_bytes <= tied_bytes
+
+
+def test_experts_are_fused_as_transformers_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_checkpoint("mixtral", tmp_path, layers=2)
+    streamed = dict(load(directory, "1:2")._inner.named_parameters())
+    monkeypatch.setattr(recipes, "_is_plain_fusion", lambda _: False)
+    converted = dict(load(directory, "1:2")._inner.named_parameters())
+    assert any("experts" in name for name in streamed)
+    assert streamed.keys() == converted.keys()
+    assert all(torch.equal(streamed[name], converted[name]) for name in streamed)
 
 
 def test_layers_beyond_the_model_are_refused_with_their_number(single: Path) -> None:
