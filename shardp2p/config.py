@@ -14,6 +14,7 @@ in between. The file is `--config FILE`, or config.toml in the user's configurat
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ class UpSettings:
     """What `shardp2p up` serves and how. None means: not said.
 
     `listen` and `peers` are multiaddrs; `threads` 0 leaves the number of compute threads to torch; `identity` is the
-    key file that stands in for `Paths.identity_file`.
+    key file that stands in for `Paths.identity_file`. `cache_rows` are token positions, for all requests together.
     """
 
     model: ModelId | None = None
@@ -55,6 +56,7 @@ class UpSettings:
     dtype: DType = "float32"
     device: str = "cpu"
     threads: int = 0
+    cache_rows: int = 16384
     identity: Path | None = None
 
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class UpSettings:
             raise ConfigError(f"device is {self.device!r}; it must be cpu, cuda or cuda:N")
         if not 0 <= self.threads <= 1024:
             raise ConfigError(f"threads is {self.threads}; it must be between 0 (torch decides) and 1024")
+        if not 1 <= self.cache_rows < 2**31:
+            raise ConfigError(f"cache_rows is {self.cache_rows}; it must be at least 1, for all requests together")
         if not self.listen:
             raise ConfigError("listen is empty; name at least one multiaddr, for example /ip4/127.0.0.1/tcp/0")
         for name, addresses in (("listen", self.listen), ("peers", self.peers)):
@@ -119,6 +123,15 @@ def load_settings(file: Path | None = None, *, data_dir: Path | None = None) -> 
     return settings
 
 
+def prepare_compute() -> None:
+    """Set what the compute libraries read from the environment when they are first imported; call it before that.
+
+    Idle OpenMP threads sleep instead of spinning (OMP_WAIT_POLICY): a ring's stages compute in turn, often on one
+    machine, and a stage that waits must not take the cores of the one that works. What the user set stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def with_flags(settings: UpSettings, **flags: Any) -> UpSettings:
     """`settings` with each flag that was given in place of its field; None and an empty sequence are flags not given.
 
@@ -144,6 +157,7 @@ def _up_settings(table: _Table) -> UpSettings:
         dtype=cast(DType, table.text("dtype", defaults.dtype)),
         device=table.text("device", defaults.device),
         threads=table.number("threads", defaults.threads),
+        cache_rows=table.number("cache_rows", defaults.cache_rows),
         identity=table.path("identity"),
     )
 

@@ -18,7 +18,7 @@ import outcome
 import torch
 import trio
 
-from shardp2p.errors import LocalProtocolError
+from shardp2p.errors import ConfigError, LocalProtocolError
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -29,6 +29,17 @@ def set_threads(count: int) -> None:
     if count < 1:
         raise LocalProtocolError(f"torch cannot compute with {count} threads")
     torch.set_num_threads(count)
+
+
+def check_device(name: str) -> None:
+    """Makes sure that torch can compute on the device `name`, as cpu, cuda or cuda:1. Raises: ConfigError."""
+    if name == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = torch.device(name).index or 0
+    if number >= count:
+        have = f"{count} CUDA devices here" if count else "no CUDA device here"
+        raise ConfigError(f"cannot compute on {name}: torch sees {have}; choose another with --device, for example cpu")
 
 
 @dataclass(slots=True)

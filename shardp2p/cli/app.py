@@ -1,0 +1,64 @@
+"""Which commands there are. No command's module brings torch or libp2p; its functions do, when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from shardp2p.cli import bench, demo, generate, model, up
+from shardp2p.cli.output import note, one_line
+
+app = typer.Typer(
+    name="shardp2p",
+    help="A peer-to-peer swarm that runs a language model too large for any one of its machines.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("up")(up.up)
+app.command("generate")(generate.generate)
+app.add_typer(model.app)
+app.add_typer(bench.app)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Carry out a command line; gives its exit code. Raises what the command raises, usage errors excepted."""
+    # typer has its own click or uses the installed one, as its version goes.
+    usage_error: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(list(arguments) or ["--help"], prog_name="shardp2p", standalone_mode=False)
+    except usage_error as error:
+        return _explain_usage(error)
+    return result if isinstance(result, int) else 0
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"shardp2p {version('shardp2p')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    pass
+
+
+def _explain_usage(error: Exception) -> int:
+    """The one line about a command line that cannot be understood; a group without a command shows its help."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        note(context.get_help())
+        return 2
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    where = context.command_path if context is not None else "shardp2p"
+    note(f"shardp2p: error: {one_line(message).rstrip('.')}; see {where} --help")
+    return 2

@@ -1,0 +1,50 @@
+"""The console script `shardp2p`: how every command ends.
+
+Commands raise; only here an exception becomes a line on stderr and an exit code (docs/conventions.md, Errors). Nothing
+slow is imported before the signal handlers stand. The commands themselves are listed in app.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import NoReturn
+
+from shardp2p.cli.interrupts import interrupts
+
+
+def main() -> NoReturn:
+    """Run the command line in `sys.argv` and exit."""
+    interrupts.install()
+    with _Ending() as ending:
+        from shardp2p.cli.app import run_command
+
+        ending.exit_code = run_command(sys.argv[1:])
+    if interrupts.exit_code is not None:
+        # Not through the interpreter's end: threads that still import or compute would hold it up.
+        os._exit(interrupts.exit_code)
+    sys.exit(ending.exit_code)
+
+
+class _Ending:
+    """Turns whatever a command raises into an exit code, once the user was told."""
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+
+    def __enter__(self) -> _Ending:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if interrupts.exit_code is not None:
+            return True  # an end that was asked for, whatever it broke on its way out
+        from shardp2p.cli.output import BROKEN_PIPE, flush_stdout, report
+
+        if error is not None:
+            self.exit_code = report(error)
+        if not flush_stdout():
+            self.exit_code = BROKEN_PIPE
+        return True

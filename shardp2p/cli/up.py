@@ -1,0 +1,250 @@
+"""`shardp2p up`: serve a range of a model's layers until told to end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.options import AsJson, DataDir, LogLevel
+from shardp2p.cli.output import write, write_json
+from shardp2p.cli.progress import progress_bar
+from shardp2p.config import UpSettings, load_settings, prepare_compute, with_flags
+from shardp2p.errors import ConfigError
+from shardp2p.telemetry import configure_logging
+from shardp2p.vocabulary import LayerRange, ModelId
+from shardp2p.weights.store import ModelStore, StoredModel
+
+if TYPE_CHECKING:
+    from shardp2p.identity.keys import Identity
+    from shardp2p.node import Node
+    from shardp2p.runtime.block import Block
+    from shardp2p.runtime.device import DeviceThread
+
+STDIN_BYTES = 4096
+"""What is read of stdin at once, only to notice its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What is to be served, checked before anything slow begins."""
+
+    model: StoredModel
+    layers: LayerRange
+    settings: UpSettings
+    ends_with_stdin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A block in memory, how much the process grew for it at the peak, and how long that took."""
+
+    block: Block
+    growth_bytes: int
+    load_s: float
+
+
+def up(
+    model: Annotated[str | None, typer.Option("--model", help="A model in the store, or a directory.")] = None,
+    layers: Annotated[str | None, typer.Option("--layers", metavar="A:B", help="Layers to serve, B excluded.")] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option("--listen", metavar="MULTIADDR", help="Where to listen. Default: this machine only, any port."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32 (the default), bfloat16 or float16; all stages alike.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu (the default), cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Compute threads; 0: torch decides.")] = None,
+    cache_rows: Annotated[
+        int | None, typer.Option("--cache-rows", help="Token positions to keep for all requests together.")
+    ] = None,
+    identity: Annotated[Path | None, typer.Option("--identity", help="The key file; made if there is none.")] = None,
+    data_dir: DataDir = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A settings file.")] = None,
+    as_json: AsJson = False,
+    exit_on_stdin_close: Annotated[
+        bool, typer.Option("--exit-on-stdin-close", help="End when standard input ends, so as not to outlive a parent.")
+    ] = False,
+    log_level: LogLevel = None,
+) -> None:
+    """Serve a range of a model's layers until Ctrl-C."""
+    everything = load_settings(config, data_dir=data_dir)
+    settings = with_flags(
+        everything.up,
+        model=ModelId(model) if model else None,
+        layers=LayerRange.parse(layers) if layers else None,
+        listen=listen,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        cache_rows=cache_rows,
+        identity=identity,
+    )
+    if settings.model is None:
+        raise ConfigError("name a model with --model; `shardp2p model list` shows those on this machine")
+    configure_logging(log_level or everything.log_level)
+    prepare_compute()
+    from shardp2p.identity.keys import hold, load_or_create
+
+    key_file = settings.identity or everything.paths.identity_file
+    with hold(key_file):
+        key = load_or_create(key_file)
+        with progress_bar() as report:
+            stored = ModelStore(everything.paths.models_dir).resolve(settings.model, report)
+        serving = Serving(stored, _choose_layers(settings, stored), settings, exit_on_stdin_close)
+        interrupts.run(partial(_serve, key, serving, _show_json if as_json else _show))
+
+
+def _choose_layers(settings: UpSettings, model: StoredModel) -> LayerRange:
+    """The layers that were asked for. Raises: ConfigError that tells how many the model has."""
+    count, layers = model.manifest.layers, settings.layers
+    if layers is None:
+        half = max(1, count // 2)
+        raise ConfigError(
+            f"say which layers to serve with --layers A:B; {model.name} has {count}: 0:{count} serves all of them, "
+            f"0:{half} leaves {half}:{count} to another peer"
+        )
+    if layers.stop > count:
+        raise ConfigError(f"--layers {layers} goes beyond {model.name}, which has {count} layers: 0:{count} are all")
+    return layers
+
+
+async def _serve(identity: Identity, serving: Serving, show: Callable[[Serving, Node, Loaded], None]) -> None:
+    import trio
+
+    from shardp2p.node import open_node
+
+    async with open_node(identity, serving.settings.listen) as node, trio.open_nursery() as nursery:
+        if serving.ends_with_stdin:
+            nursery.start_soon(_end_with_stdin)
+        await _import_runtime()
+        from shardp2p.runtime.device import DeviceThread, check_device
+
+        check_device(serving.settings.device)
+        with DeviceThread(threads=serving.settings.threads or None) as device:
+            loaded = await _load(device, serving)
+            _hold(node, serving, device, loaded)
+            show(serving, node, loaded)
+            interrupts.is_serving = True
+            await trio.sleep_forever()
+
+
+def _hold(node: Node, serving: Serving, device: DeviceThread, loaded: Loaded) -> None:
+    from shardp2p.stage.service import Holding
+
+    digest, settings = serving.model.manifest.digest, serving.settings
+    holding = Holding(digest, settings.dtype, settings.cache_rows)
+    node.hold(serving.model.name, loaded.block, device, holding, loaded.growth_bytes)
+
+
+async def _import_runtime() -> None:
+    """Import torch and what is built on it: seconds, in a thread that holds up neither the network nor a signal."""
+    import trio
+
+    def run_imports() -> None:
+        import shardp2p.runtime.load
+        import shardp2p.stage.service  # noqa: F401
+
+    with progress_bar() as report:
+        report("starting the runtime", 0, 0)
+        await trio.to_thread.run_sync(run_imports, abandon_on_cancel=True)
+
+
+async def _load(device: DeviceThread, serving: Serving) -> Loaded:
+    from shardp2p.runtime.load import load_block
+    from shardp2p.runtime.memory import PeakGrowth
+
+    started, growth = perf_counter(), PeakGrowth()
+    with progress_bar() as report:
+
+        def progress(done: int, total: int) -> None:
+            interrupts.check()
+            report(f"loading layers {serving.layers}", done, total)
+
+        block = await device.run(
+            partial(
+                load_block,
+                serving.model.directory,
+                serving.layers,
+                dtype=serving.settings.dtype,
+                device=serving.settings.device,
+                digests=serving.model.manifest.digests(),
+                progress=progress,
+            )
+        )
+        await device.run(block.warm_up)
+    return Loaded(block, growth.growth_bytes(), perf_counter() - started)
+
+
+async def _end_with_stdin() -> None:
+    """End this process, as if that was asked for, once nobody can write to its stdin any more."""
+    import trio
+
+    descriptor = sys.stdin.fileno()
+    while True:
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        except PermissionError:  # a regular file or /dev/null: never has to be waited for
+            await trio.lowlevel.checkpoint()
+        if not os.read(descriptor, STDIN_BYTES):
+            interrupts.end(0)
+            return
+
+
+def _show_json(serving: Serving, node: Node, loaded: Loaded) -> None:
+    """The one object that a program which started us waits for."""
+    info = node.describe()
+    write_json(
+        {
+            "peer_id": info.peer_id,
+            "pid": info.pid,
+            "addresses": list(node.addresses()),
+            "model": info.model,
+            "model_digest": info.model_digest,
+            "layers": [serving.layers.start, serving.layers.stop],
+            "dtype": info.dtype,
+            "device": info.device,
+            "rss_bytes": info.rss_bytes,
+            "layer_bytes": info.layer_bytes,
+            "load_growth_bytes": info.load_growth_bytes,
+            "load_s": round(loaded.load_s, 3),
+        }
+    )
+
+
+def _show(serving: Serving, node: Node, loaded: Loaded) -> None:
+    """What we are, and how a client reaches us."""
+    info, rows, block = node.describe(), serving.settings.cache_rows, loaded.block
+    cache = f"up to {_mib(rows * block.row_bytes)} of cache for {rows} tokens"
+    lines = [
+        f"peer     {info.peer_id}",
+        f"model    {info.model}, layers {serving.layers} of {block.model_layers}, {info.dtype} on {info.device}",
+        f"memory   {_mib(info.layer_bytes)} of weights, loaded in {loaded.load_s:.1f} s; {cache}",
+        *(f"address  {address}" for address in node.addresses()),
+        f"client   {_client_line(serving, node.addresses()[0])}",
+        "ready",
+    ]
+    write("\n".join(lines) + "\n")
+
+
+def _client_line(serving: Serving, address: str) -> str:
+    """A command that asks this peer, with a gap for every peer that holds the other layers."""
+    model, layers, count = serving.model, serving.layers, serving.model.manifest.layers
+    name = model.name if model.is_imported else shlex.quote(str(model.directory))
+    bounds = ((0, layers.start), (layers.stop, count))
+    others = [f" --peer ADDRESS-OF-LAYERS-{start}:{stop}" for start, stop in bounds if start < stop]
+    return f'shardp2p generate {name} "Hello" --peer {address}' + "".join(others)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
