@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import Branch, Token
 from shardp2p.wire.messages import Chunk, Commit
+from shardp2p.wire.protocols import MAX_ROWS
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -42,6 +44,20 @@ class Limits:
     draft_tokens: int = 8
     cache_rows: int = 8192
 
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("max_chunks", 1, None),
+            ("chunk_tokens", 1, MAX_ROWS),
+            ("prefill_tokens", 1, MAX_ROWS),
+            ("draft_tokens", 0, None),
+            ("cache_rows", 1, None),
+        ):
+            value = getattr(self, name)
+            if value < least or (most is not None and value > most):
+                raise ConfigError(
+                    f"{name} is {value}; it must be at least {least}" + (f", at most {most}" if most else "")
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
@@ -59,10 +75,14 @@ class SendCommit:
 
 @dataclass(frozen=True, slots=True)
 class NeedDraft:
-    """Ask the proposer to continue `text`, and answer with `receive_draft(request, …)`."""
+    """Ask the proposer to continue the text, and answer with `receive_draft(request, …)`.
+
+    It continues the first `committed_tokens` tokens of `Generation.text`, which only ever grows, and then `drafted`.
+    """
 
     request: int
-    text: tuple[Token, ...]
+    committed_tokens: int
+    drafted: tuple[Token, ...]
     depth_tokens: int
 
 

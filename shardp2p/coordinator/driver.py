@@ -9,7 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 import trio
@@ -28,9 +28,10 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.scheduler.plan import Plan, Stage
-from shardp2p.vocabulary import Branch, SamplingParams, SessionId, Slot, Token
+from shardp2p.vocabulary import Branch, PeerId, SamplingParams, SessionId, Slot, Token
 from shardp2p.wire.channel import MessageChannel, open_channel
-from shardp2p.wire.credit import CreditSender
+from shardp2p.wire.codec_control import MAX_TOKENS
+from shardp2p.wire.credit import INITIAL_CREDITS, CreditSender
 from shardp2p.wire.messages import Chunk, Close, Closed, Failure, Hello, Open, Opened, PeerAddress, Tokens, Verdict
 from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Network
@@ -75,19 +76,24 @@ class Result:
 
 
 class GenerationStream:
-    """The tokens of a generation, in the batches in which they are committed: iterate over it."""
+    """The tokens of a generation, in the batches in which they are committed: iterate over it.
 
-    def __init__(self, tokens: trio.MemoryReceiveChannel[tuple[Token, ...]], result: Result) -> None:
-        self._tokens = tokens
-        self.result = result
+    The iteration raises what `open_generation` says, after the tokens that came before.
+    """
+
+    def __init__(self, driver: _Driver) -> None:
+        self._driver = driver
+        self.result = driver.result
 
     def __aiter__(self) -> GenerationStream:
         return self
 
     async def __anext__(self) -> tuple[Token, ...]:
         try:
-            return await self._tokens.receive()
+            return await self._driver.tokens.receive()
         except trio.EndOfChannel:
+            if self._driver.failure is not None:
+                raise self._driver.failure from None
             raise StopAsyncIteration from None
 
 
@@ -103,37 +109,39 @@ async def open_generation(
 ) -> AsyncIterator[GenerationStream]:
     """A generation over the ring of `plan`, running as long as the context.
 
-    Leaving early cancels it. Raises: ConfigError for a request that cannot be served, OverloadedError when a stage has
-    no room, PeerUnavailableError that names the stage that went away, RemoteProtocolError for one that misbehaves.
+    Leaving early cancels it. Raises: ConfigError for a request that cannot be served. The iteration raises whatever
+    ends it early: ConfigError and OverloadedError from a stage that declines, PeerUnavailableError that names the stage
+    that went away, RemoteProtocolError for one that misbehaves.
     """
     limits = _fit(request, plan, limits or Limits(), proposer)
     driver = _Driver(network, verdicts, plan, request, proposer, limits)
+    failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(driver.run)
-            yield GenerationStream(driver.tokens, driver.result)
+            yield GenerationStream(driver)
             if driver.result.finish is None:
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        ours, others = group.split(ShardError)
-        if others is not None or ours is None:
-            raise
-        raise _named(first_of(ours), plan) from None
+        # The nursery wraps whatever the body of the context raises; its own except clauses are to see it bare.
+        failure = group.exceptions[0] if len(group.exceptions) == 1 else group
+    if failure is not None:
+        raise failure
 
 
 def _fit(request: GenerationRequest, plan: Plan, limits: Limits, proposer: Proposer | None) -> Limits:
-    """The limits for this request. Raises ConfigError when the text cannot fit the model."""
+    """The limits for this request. Raises ConfigError when the text cannot fit the model, or the chunks the ring."""
     text = len(request.prompt_tokens) + request.max_tokens
     if text > plan.context_tokens:
         raise ConfigError(
             f"the prompt has {len(request.prompt_tokens)} tokens and {request.max_tokens} more are asked for; "
             f"{plan.model} takes {plan.context_tokens} in all: shorten the prompt or lower --max-tokens"
         )
+    if limits.max_chunks > INITIAL_CREDITS:
+        raise ConfigError(f"{limits.max_chunks} chunks at once are too many; a ring takes at most {INITIAL_CREDITS}")
     drafts = limits.max_chunks * limits.chunk_tokens if proposer is not None else 0
-    return Limits(
-        max_chunks=limits.max_chunks,
-        chunk_tokens=limits.chunk_tokens,
-        prefill_tokens=limits.prefill_tokens,
+    return replace(
+        limits,
         draft_tokens=limits.draft_tokens if proposer is not None else 0,
         cache_rows=text + drafts + SPARE_ROWS,
     )
@@ -185,40 +193,55 @@ class _Driver:
         self._tokens_epoch = -1
         self._is_closing = False
         self.result = Result()
+        self.failure: ShardError | None = None
 
     async def run(self) -> None:
-        """Generate to the end, close the stages, and fill in the result."""
+        """Generate to the end, close the stages, and fill in the result or the failure."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._drive(stack)
+        except* ShardError as group:
+            self.failure = _named(first_of(group), self._plan)
+            log.info("generation_failed", session=self._session, status=self.failure.wire_status)
+        finally:
+            self._tokens_send.close()
+
+    async def _drive(self, stack: AsyncExitStack) -> None:
         started = trio.current_time()
-        async with AsyncExitStack() as stack, self._tokens_send:
-            controls = await self._open_stages(stack)
-            first = self._plan.stages[0]
-            with blaming(first.peer_id):
-                stream = await self._network.open_stream(first.peer_id, RING, first.addresses)
-                ring = await stack.enter_async_context(open_channel(stream, RING))
-                await ring.send(Hello(self._session))
-            sender = CreditSender(ring)
-            outboxes = [ControlOutbox(control) for control in controls]
-            async with trio.open_nursery() as nursery:
-                closed = [trio.Event() for _ in controls]
-                for index, control in enumerate(controls):
-                    nursery.start_soon(self._watch, self._read_control, index, control, closed[index])
-                    nursery.start_soon(self._watch, outboxes[index].run)
-                nursery.start_soon(self._watch, self._run_credit, sender, first)
-                collect = self._verdicts.collect
-                nursery.start_soon(self._watch, collect, self._session, self._last.peer_id, self._inbox_send.send)
-                finish = await self._pump(sender, outboxes, started)
-                self.result.total_s = trio.current_time() - started
-                self.result.finish = finish
-                self._tokens_send.close()
-                self._is_closing = True
-                with trio.move_on_after(CLOSE_S):
-                    await self._watch(sender.end)
-                    for outbox in outboxes:
-                        outbox.put_last(Close())
-                    for event in closed:
-                        await event.wait()
-                nursery.cancel_scope.cancel()
+        controls = await self._open_stages(stack)
+        first = self._plan.stages[0]
+        with blaming(first.peer_id):
+            stream = await self._network.open_stream(first.peer_id, RING, first.addresses)
+            ring = await stack.enter_async_context(open_channel(stream, RING))
+            await ring.send(Hello(self._session))
+        sender = CreditSender(ring)
+        outboxes = [ControlOutbox(control) for control in controls]
+        async with trio.open_nursery() as nursery:
+            closed = [trio.Event() for _ in controls]
+            for index, control in enumerate(controls):
+                nursery.start_soon(self._watch, self._read_control, index, control, closed[index])
+                nursery.start_soon(self._watch, outboxes[index].run)
+            nursery.start_soon(self._watch, sender.run)
+            nursery.start_soon(self._watch, self._verdicts.collect, self._session, self._inbox_send.send)
+            finish = await self._pump(sender, outboxes, started)
+            self.result.total_s = trio.current_time() - started
+            self.result.finish = finish
+            self._tokens_send.close()
+            await self._close_stages(sender, outboxes, closed)
+            nursery.cancel_scope.cancel()
         log.info("generation_finished", session=self._session, reason=finish.reason, generated_tokens=finish.tokens)
+
+    async def _close_stages(
+        self, sender: CreditSender, outboxes: Sequence[ControlOutbox], closed: Sequence[trio.Event]
+    ) -> None:
+        """Let the stages close, and wait (bounded) for their accounts."""
+        self._is_closing = True
+        with trio.move_on_after(CLOSE_S):
+            for outbox in outboxes:
+                outbox.put_last(Close())
+            await self._watch(sender.end)
+            for event in closed:
+                await event.wait()
 
     @property
     def _last(self) -> Stage:
@@ -237,7 +260,7 @@ class _Driver:
                 await channel.send(self._open_message(index))
                 answer = await channel.receive()
                 if isinstance(answer, Failure):
-                    raise error_from_wire(answer.status, answer.message, answer.peer_id or stage.peer_id)
+                    raise self._reported(answer, stage.peer_id)
                 if not isinstance(answer, Opened):
                     raise RemoteProtocolError(f"{type(answer).__name__} in answer to Open")
 
@@ -280,16 +303,17 @@ class _Driver:
             with blaming(control.peer):
                 message = await control.receive()
                 if isinstance(message, Failure):
-                    raise error_from_wire(message.status, message.message, message.peer_id or control.peer)
+                    raise self._reported(message, control.peer)
                 if not (isinstance(message, Closed) and self._is_closing):
                     raise RemoteProtocolError(f"{type(message).__name__} from an open session")
                 self.result.accounts[index] = message
         finally:
             closed.set()
 
-    async def _run_credit(self, sender: CreditSender, first: Stage) -> None:
-        with blaming(first.peer_id):
-            await sender.run()
+    def _reported(self, failure: Failure, reporter: PeerId) -> ShardError:
+        """The error that a stage reports. It may blame another stage of the ring, else it speaks for itself."""
+        blamed = failure.peer_id if any(failure.peer_id == stage.peer_id for stage in self._plan.stages) else reporter
+        return error_from_wire(failure.status, failure.message, blamed)
 
     async def _pump(self, sender: CreditSender, outboxes: Sequence[ControlOutbox], started: float) -> Finish:
         """Carry out the machine's commands and feed it what comes back, until it finishes."""
@@ -323,14 +347,17 @@ class _Driver:
             if chunk.ref.epoch != self._tokens_epoch:
                 tokens = (*self._generation.text[:first], *tokens)
                 first, self._tokens_epoch = Slot(0), chunk.ref.epoch
-            last.put_tokens(Tokens(chunk.ref.epoch, first, tokens))
+            for at in range(0, len(tokens), MAX_TOKENS):
+                last.put_tokens(Tokens(chunk.ref.epoch, Slot(first + at), tokens[at : at + MAX_TOKENS]))
         self._sent.append((chunk, trio.current_time()))
         with blaming(self._plan.stages[0].peer_id):
             await sender.send(chunk)
 
     def _propose(self, request: NeedDraft) -> None:
-        branches = self._proposer.propose(request.text, request.depth_tokens) if self._proposer else ()
-        self._generation.receive_draft(request.request, branches)
+        if self._proposer is None:
+            return
+        text = (*self._generation.text[: request.committed_tokens], *request.drafted)
+        self._generation.receive_draft(request.request, self._proposer.propose(text, request.depth_tokens))
 
     def _note_lap(self, verdict: Verdict) -> None:
         while self._sent and self._sent[0][0].ref.seq <= verdict.ref.seq:

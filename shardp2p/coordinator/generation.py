@@ -20,11 +20,11 @@ from shardp2p.coordinator.commands import (
     Finish,
     FinishReason,
     Limits,
-    NeedDraft,
     SendChunk,
     SendCommit,
 )
-from shardp2p.coordinator.tree import Node, TokenTree
+from shardp2p.coordinator.drafting import Drafting
+from shardp2p.coordinator.tree import TokenTree
 from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from shardp2p.vocabulary import Branch, ChunkRef, SessionId, Slot, Token
 from shardp2p.wire.lineage import Lineage
@@ -66,8 +66,7 @@ class Generation:
         self._laps = 0
         self._settled = 0
         self._in_flight: deque[Chunk] = deque()
-        self._request: tuple[int, Node | None] | None = None  # the draft asked for: number, anchor
-        self._requests = 0
+        self._drafting = Drafting(self._tree, draft_tokens=self._limits.draft_tokens, limit_position=self._goal - 1)
         self._finished: Finish | None = None
         self._commands: deque[Command] = deque()
         self._fill()
@@ -120,12 +119,8 @@ class Generation:
 
     def receive_draft(self, request: int, branches: Sequence[Branch]) -> None:
         """Take the answer to NeedDraft. One that is overtaken by events changes nothing."""
-        if self._finished or self._request is None or self._request[0] != request:
-            return
-        _, anchor = self._request
-        self._request = None
-        self._tree.graft(anchor, branches, limit_position=self._goal - 1)
-        self._fill()
+        if self._finished is None and self._drafting.answer(request, branches):
+            self._fill()
 
     def lose_cache(self, position: int = 0) -> None:
         """Begin a new epoch: every stage keeps the first `position` tokens of the text, the rest is sent again."""
@@ -137,8 +132,8 @@ class Generation:
         self._settled = position
         self._lineage.restart(position)
         self._tree.drop_drafts()
+        self._drafting.drop()
         self._in_flight.clear()
-        self._request = None
         self._commands = deque(c for c in self._commands if isinstance(c, Emit))
         self._fill()
 
@@ -176,20 +171,11 @@ class Generation:
         """Commit the known choice. Its slot is the draft's, or else the next one: a correction is sent first."""
         parent = self._lineage.root
         node = self._tree.advance()
-        self._revise_request(node)
+        self._drafting.follow(node)
         slot = None if node is None else node.slot
         root = self._lineage.next_slot if slot is None else slot
         self._lineage.commit(root, parent)
         return Commit(self._epoch, root, parent)
-
-    def _revise_request(self, leaf: Node | None) -> None:
-        """Keep the outstanding draft request only if its anchor still stands, now that `leaf` is committed."""
-        if self._request is not None:
-            number, anchor = self._request
-            if anchor is not None and anchor is leaf:
-                self._request = (number, None)
-            elif anchor is None or not anchor.is_alive:
-                self._request = None
 
     def _finish(self, reason: FinishReason, emitted: Sequence[Token] = ()) -> None:
         if self._finished is None:
@@ -206,36 +192,19 @@ class Generation:
         """Send what can be sent, and ask for drafts where there is room for them."""
         while self._finished is None and len(self._in_flight) < self._limits.max_chunks:
             if self._unsent_committed() <= self._limits.prefill_tokens:
-                self._ask()
-                if self._request and self._waits_for_draft and self._request[1] is None:
+                request = self._drafting.ask()
+                if request is not None:
+                    self._commands.append(request)
+                if self._waits_for_draft and self._drafting.is_awaited_at_leaf:
                     return
             if not self._send():
                 return
 
-    def _ask(self) -> None:
-        """Ask for drafts below the most probable leaf, once for each leaf, when none wait to be sent."""
-        if self._request or self._limits.draft_tokens < 1 or next(self._tree.unsent(), None) is not None:
-            return
-        anchor = self._tree.best_leaf()
-        if anchor.is_asked if anchor is not None else self._tree.is_asked:
-            return
-        position = anchor.position if anchor is not None else len(self._tree.committed) - 1
-        depth = min(self._limits.draft_tokens, self._goal - 2 - position)
-        if depth < 1:
-            return
-        if anchor is not None:
-            anchor.is_asked = True
-        else:
-            self._tree.is_asked = True
-        self._requests += 1
-        self._request = (self._requests, anchor)
-        text = (*self._tree.committed, *self._tree.path_tokens(anchor))
-        self._commands.append(NeedDraft(self._requests, text, depth))
-
     def _send(self) -> bool:
         """Send the next chunk, if there is anything to send."""
         unsent = self._unsent_committed()
-        line = self._tree.committed[len(self._tree.committed) - unsent :][: self._limits.prefill_tokens]
+        start = len(self._tree.committed) - unsent
+        line = self._tree.committed[start : start + self._limits.prefill_tokens]
         has_leaf = len(line) == unsent
         room = self._limits.cache_rows - len(self._lineage) - len(line)
         width = min(self._limits.chunk_tokens - len(line), room) if has_leaf else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import trio
 
@@ -15,52 +16,62 @@ INBOX_VERDICTS = 64
 """More than a generation has chunks in flight."""
 
 
+@dataclass(slots=True)
+class _Expected:
+    """Where the verdicts of one generation come from and go to."""
+
+    last_stage: PeerId
+    send: trio.MemorySendChannel[Verdict | ShardError]
+    receive: trio.MemoryReceiveChannel[Verdict | ShardError]
+    is_attached: bool = False
+
+
 class VerdictInbox:
     """The inbound half of the ring protocol at the coordinator."""
 
     def __init__(self) -> None:
-        self._expected: dict[SessionId, tuple[PeerId, trio.MemorySendChannel[Verdict | ShardError]]] = {}
-        self._receiving: dict[SessionId, trio.MemoryReceiveChannel[Verdict | ShardError]] = {}
+        self._expected: dict[SessionId, _Expected] = {}
 
     def knows(self, session: SessionId) -> bool:
         """Whether a generation of ours expects verdicts for `session`."""
         return session in self._expected
 
     def expect(self, session: SessionId, last_stage: PeerId) -> None:
-        """Accept a ring stream for `session` from `last_stage` until `forget`."""
+        """Accept one ring stream for `session` from `last_stage` until `forget`."""
         send, receive = trio.open_memory_channel[Verdict | ShardError](INBOX_VERDICTS)
-        self._expected[session] = (last_stage, send)
-        self._receiving[session] = receive
+        self._expected[session] = _Expected(last_stage, send, receive)
 
     def forget(self, session: SessionId) -> None:
         """Take no more verdicts for `session`."""
-        del self._expected[session]
-        self._receiving.pop(session).close()
+        self._expected.pop(session).receive.close()
 
-    async def collect(
-        self, session: SessionId, last_stage: PeerId, deliver: Callable[[Verdict], Awaitable[None]]
-    ) -> None:
-        """Deliver the verdicts of `session` as they come. Raises what the stream failed with."""
-        async for message in self._receiving[session]:
+    async def collect(self, session: SessionId, deliver: Callable[[Verdict], Awaitable[None]]) -> None:
+        """Deliver the verdicts of `session` as they come. Raises what the stream failed with, or ended with."""
+        async for message in self._expected[session].receive:
             if isinstance(message, ShardError):
-                message.peer = message.peer or last_stage
                 raise message
             await deliver(message)
 
     async def serve_ring(self, session: SessionId, receiver: CreditReceiver, peer: PeerId) -> None:
         """Serve the ring stream that `peer` opened for `session`, until it ends.
 
-        Raises: RemoteProtocolError when no generation of ours expects it from that peer.
+        Raises: RemoteProtocolError when no generation of ours expects it from that peer, or has it already.
         """
-        last_stage, send = self._expected.get(session, (None, None))
-        if send is None or last_stage != peer:
-            raise RemoteProtocolError(f"{peer} opened a ring stream that no generation here expects")
+        expected = self._expected.get(session)
+        if expected is None or expected.last_stage != peer or expected.is_attached:
+            raise RemoteProtocolError(f"{peer} opened a ring stream that no generation here expects", peer)
+        expected.is_attached = True
         try:
-            await self._forward(receiver, send)
+            await self._forward(receiver, expected.send)
         except trio.BrokenResourceError:
             return  # the generation is over
         except ShardError as error:
-            await self._fail(send, error)
+            error.peer = error.peer or peer
+            if await _deliver(expected.send, error) or not isinstance(error, PeerUnavailableError):
+                raise
+        else:
+            # Right after Close, and then nobody listens; before it, the generation would wait for ever.
+            await _deliver(expected.send, RemoteProtocolError(f"{peer} ended the verdicts of an open session", peer))
 
     async def _forward(self, receiver: CreditReceiver, send: trio.MemorySendChannel[Verdict | ShardError]) -> None:
         while not isinstance(message := await receiver.receive(), End):
@@ -69,9 +80,11 @@ class VerdictInbox:
             await send.send(message)
             await receiver.finish()
 
-    async def _fail(self, send: trio.MemorySendChannel[Verdict | ShardError], error: ShardError) -> None:
-        try:
-            await send.send(error)
-        except trio.BrokenResourceError:
-            if not isinstance(error, PeerUnavailableError):
-                raise error from None
+
+async def _deliver(send: trio.MemorySendChannel[Verdict | ShardError], error: ShardError) -> bool:
+    """Whether there is still a generation that hears of `error`."""
+    try:
+        await send.send(error)
+    except trio.BrokenResourceError:
+        return False
+    return True

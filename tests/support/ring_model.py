@@ -128,7 +128,7 @@ class Ring:
         self.count = stages
         self.stages = [self._new_stage(i) for i in range(stages)]
         self.verdicts: deque[Verdict] = deque()
-        self.drafts: list[NeedDraft] = []
+        self.drafts: list[tuple[NeedDraft, list[int]]] = []
         self.emitted: list[int] = []
         self.finish: Finish | None = None
         self.losses = 0
@@ -151,7 +151,8 @@ class Ring:
                     for stage in self.stages:
                         stage.control.append(commit)
                 case NeedDraft():
-                    self.drafts.append(command)
+                    text = [*self.generation.text[: command.committed_tokens], *command.drafted]
+                    self.drafts.append((command, text))
                 case Emit(tokens):
                     self.emitted.extend(tokens)
                 case Finish():
@@ -170,11 +171,11 @@ class Ring:
 
     _tokens_epoch = -1
 
-    def propose(self, request: NeedDraft) -> list[Branch]:
+    def propose(self, after: list[int], depth_tokens: int) -> list[Branch]:
         result = []
         for _ in range(self.rng.randint(0, self.branches)):
-            text, tokens = list(request.text), []
-            for _ in range(self.rng.randint(1, request.depth_tokens)):
+            text, tokens = list(after), []
+            for _ in range(self.rng.randint(1, depth_tokens)):
                 right = target(text)
                 token = right if self.rng.random() < self.accept else self.rng.randrange(50)
                 tokens.append(token)
@@ -223,8 +224,8 @@ class Ring:
             self.stages[index + 1].inbox.append((message, hidden))
 
     def _draft(self) -> None:
-        request = self.drafts.pop(self.rng.randrange(len(self.drafts)))
-        self.generation.receive_draft(request.request, self.propose(request))
+        request, text = self.drafts.pop(self.rng.randrange(len(self.drafts)))
+        self.generation.receive_draft(request.request, self.propose(text, request.depth_tokens))
 
     def _lose(self) -> None:
         """A new epoch: either a stage died, and what it held and was sent is lost; or all keep what is settled."""
