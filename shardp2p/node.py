@@ -17,7 +17,7 @@ import trio
 from shardp2p.coordinator.commands import Limits, Proposer
 from shardp2p.coordinator.driver import GenerationRequest, GenerationStream, open_generation
 from shardp2p.coordinator.inbound import VerdictInbox
-from shardp2p.errors import ConfigError, RemoteProtocolError
+from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.host import Host, open_host
 from shardp2p.identity.keys import Identity
@@ -63,9 +63,10 @@ class Node:
         self, model: ModelId, block: Block, device: DeviceThread, holding: Holding, load_growth_bytes: int
     ) -> None:
         """Serve a block's layers from now on."""
-        from shardp2p.stage.service import StageService  # brings torch
+        from shardp2p.stage.service import StageService
+        from shardp2p.stage.worker import open_on_device  # brings torch
 
-        self._stage = StageService(self._host, block, device, holding)
+        self._stage = StageService(self._host, block.layers, holding, open_on_device(block, device))
         self._holds = MemberInfo(
             peer_id=self.peer_id,
             version=version("shardp2p"),
@@ -127,11 +128,16 @@ class Node:
         return open_generation(self._host, self._verdicts, plan, request, proposer=proposer, limits=limits)
 
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> MemberInfo:
-        with trio.fail_after(DESCRIBE_S):
-            stream = await self._host.open_stream(peer, SWARM, addresses)
-            async with open_channel(stream, SWARM) as channel:
-                await channel.send(Describe())
-                answer = await channel.receive()
+        try:
+            with trio.fail_after(DESCRIBE_S):
+                stream = await self._host.open_stream(peer, SWARM, addresses)
+                async with open_channel(stream, SWARM) as channel:
+                    await channel.send(Describe())
+                    answer = await channel.receive()
+        except trio.TooSlowError as error:
+            raise PeerUnavailableError(
+                f"peer {peer} does not say within {DESCRIBE_S:.0f} s what it is; it may hang: start it again", peer
+            ) from error
         if not isinstance(answer, MemberInfo) or answer.peer_id != peer:
             raise RemoteProtocolError(f"peer {peer} did not say what it is, but {type(answer).__name__}")
         return answer

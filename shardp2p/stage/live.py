@@ -6,6 +6,7 @@ Protocols: docs/protocols/control.md and ring.md.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,10 +23,11 @@ INBOX_MESSAGES = 64
 """What may wait while the device is busy; a full inbox holds up its sender's stream and nobody else's."""
 
 END_S = 1.0
-"""How long the next peer may take to accept the End of a session that is over anyway."""
+"""How long after Close a message that is being computed or sent may take, and the End after it: the session is over,
+but its neighbours are to see a clean end."""
 
 Compute = Callable[[Work, tuple[Token, ...]], Awaitable[Activations | Verdict]]
-"""Runs a session's work on the device."""
+"""Runs a session's work on the device; with the token ids of the rows to compute, where choosing needs them."""
 
 
 @dataclass
@@ -47,6 +49,7 @@ class LiveSession:
     """A session whose control stream and outgoing ring stream stand; the incoming one attaches when it comes."""
 
     def __init__(self, request: Open, *, control: MessageChannel, compute: Compute) -> None:
+        self._id = request.session
         self._control = control
         self._compute = compute
         sampling = request.sampling
@@ -54,14 +57,20 @@ class LiveSession:
         self._session = Session(
             cache_rows=request.cache_rows, max_chunks=request.max_chunks, needs_tokens=self._needs_tokens
         )
-        self._send, self._inbox = trio.open_memory_channel[Chunk | Activations | Commit | Tokens | ShardError](
+        self._send, self._inbox = trio.open_memory_channel[Chunk | Activations | Commit | Tokens | Close](
             INBOX_MESSAGES
         )
         self._receiver: CreditReceiver | None = None
+        self._previous = ""
+        self._previous_failure: ShardError | None = None
+        self._previous_failed = trio.Event()
         self._arrived = 0
         self._finished = 0
         self._account = Account()
-        self.is_closing = False
+        self._working = trio.CancelScope()
+        self._incoming = trio.CancelScope()
+        self._is_closing = False
+        self._is_over = trio.Event()
 
     async def serve_ring(self, receiver: CreditReceiver, peer: str) -> None:
         """Take what the previous peer of the ring sends, until its End. Its loss ends the session.
@@ -69,44 +78,58 @@ class LiveSession:
         Raises: RemoteProtocolError when the session already has a previous peer.
         """
         if self._receiver is not None:
-            raise RemoteProtocolError("the session already has an incoming ring stream")
-        self._receiver = receiver
-        try:
-            while not isinstance(message := await receiver.receive(), End):
-                if not isinstance(message, (Chunk, Activations)):
-                    raise RemoteProtocolError(f"{peer} sent {type(message).__name__} to a stage")
-                if not self.is_closing:
-                    await self._send.send(message)
-        except trio.BrokenResourceError:
-            return  # the session is over
-        except ShardError as error:
-            if self.is_closing:
-                return
-            error.peer = error.peer or peer
+            raise RemoteProtocolError("the session already has an incoming ring stream", peer)
+        self._receiver, self._previous = receiver, peer
+        with self._incoming:
             try:
-                await self._send.send(error)
-            except trio.BrokenResourceError:
-                return
-            raise
+                await self._take_ring(receiver, peer)
+            except ShardError as error:
+                if self._is_closing:
+                    return
+                error.peer = error.peer or peer
+                self._previous_failure = error
+                self._previous_failed.set()
+                # The coordinator is to hear of it before the previous peer sees its stream break and blames us.
+                await self._is_over.wait()
+                raise
 
     async def run(self, sender: CreditSender, next_peer: str) -> None:
         """Serve until Close and answer it. Raises whatever ended the session otherwise, in an exception group."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_next, sender, next_peer)
-            async with trio.open_nursery() as working:
-                working.start_soon(self._work, sender, next_peer)
-                await self._read_control()
-                self.is_closing = True
-                working.cancel_scope.cancel()
-            with blaming(next_peer), trio.move_on_after(END_S):
-                await sender.end()
+            nursery.start_soon(self._watch_previous)
+            nursery.start_soon(self._read_control)
+            try:
+                with self._working:
+                    await self._work(sender, next_peer)
+                    await sender.end()
+            except PeerUnavailableError:
+                if not self._is_closing:
+                    raise
             nursery.cancel_scope.cancel()
         await self._control.send(self._account.closed())
 
     def close(self) -> None:
-        """Let go of whoever still waits to put something into the inbox."""
-        self.is_closing = True
+        """The session is over: let go (bounded) of the previous peer, whose End may still be on its way."""
+        self._is_closing = True
+        self._is_over.set()
         self._inbox.close()
+        self._incoming.deadline = trio.current_time() + END_S
+
+    async def _take_ring(self, receiver: CreditReceiver, peer: str) -> None:
+        while not isinstance(message := await receiver.receive(), End):
+            if not isinstance(message, (Chunk, Activations)):
+                raise RemoteProtocolError(f"{peer} sent {type(message).__name__} to a stage")
+            if message.ref.session != self._id:
+                raise RemoteProtocolError(f"{peer} sent a chunk of another session")
+            if not self._is_closing:
+                with suppress(trio.BrokenResourceError):  # over in the meantime
+                    await self._send.send(message)
+
+    async def _watch_previous(self) -> None:
+        await self._previous_failed.wait()
+        if self._previous_failure is not None and not self._is_closing:
+            raise self._previous_failure
 
     async def _read_control(self) -> None:
         with blaming(self._control.peer):
@@ -114,23 +137,34 @@ class LiveSession:
                 if not isinstance(message, (Commit, Tokens)):
                     raise RemoteProtocolError(f"the coordinator sent {type(message).__name__} to an open session")
                 await self._send.send(message)
+        self._is_closing = True
+        # What is computed or sent just now may end; a message cut in two would break the stream before its End.
+        self._working.deadline = trio.current_time() + END_S
+        with suppress(trio.WouldBlock):  # then the worker is awake
+            self._send.send_nowait(message)
 
     async def _watch_next(self, sender: CreditSender, next_peer: str) -> None:
-        with blaming(next_peer):
-            await sender.run()
-            if not self.is_closing:
+        try:
+            with blaming(next_peer):
+                await sender.run()
                 raise PeerUnavailableError(f"{next_peer} closed its ring stream")
+        except PeerUnavailableError:
+            if not self._is_closing:
+                raise
 
     async def _work(self, sender: CreditSender, next_peer: str) -> None:
+        """Compute and send on, until Close."""
         while True:
             self._take_all()
+            if self._is_closing:
+                return
             await self._give_credit()
             work = self._session.next_work()
             if work is None:
                 self._take(await self._inbox.receive())
                 continue
             started = perf_counter()
-            message = await self._compute(work, self._tokens_of(work))
+            message = await self._run(work)
             with blaming(next_peer):
                 await sender.send(message)
             before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
@@ -140,6 +174,13 @@ class LiveSession:
             self._account.skipped_rows += len(work.skipped)
             self._account.compute_s += compute_s
             self._account.overhead_s += max(0.0, perf_counter() - started - compute_s)
+
+    async def _run(self, work: Work) -> Activations | Verdict:
+        try:
+            return await self._compute(work, self._tokens_of(work))
+        except RemoteProtocolError as error:
+            error.peer = error.peer or self._previous
+            raise
 
     def _tokens_of(self, work: Work) -> tuple[Token, ...]:
         """The ids of the rows to compute, where choosing needs them."""
@@ -154,7 +195,7 @@ class LiveSession:
             except trio.WouldBlock:
                 return
 
-    def _take(self, message: Chunk | Activations | Commit | Tokens | ShardError) -> None:
+    def _take(self, message: Chunk | Activations | Commit | Tokens | Close) -> None:
         match message:
             case Commit():
                 with blaming(self._control.peer):
@@ -162,14 +203,18 @@ class LiveSession:
             case Tokens():
                 with blaming(self._control.peer):
                     self._session.receive_tokens(message)
-            case ShardError():
-                raise message
+            case Close():
+                return
             case _:
                 self._arrived += 1
-                self._session.receive(message)
+                with blaming(self._previous):
+                    self._session.receive(message)
 
     async def _give_credit(self) -> None:
         """Give credit back for the chunks that are taken up or dropped."""
         while self._receiver is not None and self._finished < self._arrived - self._session.queued:
             self._finished += 1
-            await self._receiver.finish()
+            try:
+                await self._receiver.finish()
+            except PeerUnavailableError:
+                return  # whoever reads the stream knows whether it ended as it should

@@ -5,8 +5,9 @@ Start at `StageService.serve_control`; the tasks of one session are in live.py, 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -20,19 +21,13 @@ from shardp2p.errors import (
     blaming,
     first_of,
 )
-from shardp2p.stage.live import LiveSession
-from shardp2p.stage.session import Work
-from shardp2p.stage.worker import SessionWorker
-from shardp2p.vocabulary import DType, PeerId, SamplingParams, SessionId, Token
+from shardp2p.stage.live import Compute, LiveSession
+from shardp2p.vocabulary import DType, LayerRange, PeerId, SessionId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.credit import INITIAL_CREDITS, CreditReceiver, CreditSender
-from shardp2p.wire.messages import Activations, Failure, Hello, Open, Opened, Verdict
+from shardp2p.wire.messages import Failure, Hello, Open, Opened
 from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Network, Stream
-
-if TYPE_CHECKING:
-    from shardp2p.runtime.block import Block
-    from shardp2p.runtime.device import DeviceThread
 
 log = structlog.get_logger()
 
@@ -56,15 +51,19 @@ class Holding:
     cache_rows: int
 
 
-class StageService:
-    """Control and ring protocols of one block."""
+OpenCompute = Callable[[Open], Awaitable[Compute]]
+"""Takes what a new session needs on the device and gives what computes there; worker.py has it."""
 
-    def __init__(self, network: Network, block: Block, device: DeviceThread, holding: Holding) -> None:
+
+class StageService:
+    """Control and ring protocols of one block of layers."""
+
+    def __init__(self, network: Network, layers: LayerRange, holding: Holding, open_compute: OpenCompute) -> None:
         self._network = network
-        self._block = block
-        self._device = device
+        self._layers = layers
         self._holding = holding
-        self._sessions: dict[SessionId, LiveSession] = {}
+        self._open_compute = open_compute
+        self._sessions: dict[SessionId, LiveSession | None] = {}  # None while it is being opened
         self._opened = trio.Condition()
         self.free_cache_rows = holding.cache_rows
 
@@ -74,29 +73,24 @@ class StageService:
             try:
                 request = await control.receive()
                 if not isinstance(request, Open):
-                    raise RemoteProtocolError(f"a control stream began with {type(request).__name__}")
+                    raise RemoteProtocolError(f"a control stream began with {type(request).__name__}", control.peer)
                 await self._serve_session(control, request)
             except* ShardError as group:
                 await self._report(control, first_of(group))
 
     async def _serve_session(self, control: MessageChannel, request: Open) -> None:
         self._admit(request)
+        self._sessions[request.session] = None
         self.free_cache_rows -= request.cache_rows
         try:
-            worker = await self._device.run(self._new_worker, request)
-
-            async def compute(work: Work, tokens: tuple[Token, ...]) -> Activations | Verdict:
-                return await self._device.run(worker.run, work, tokens)
-
-            live = LiveSession(request, control=control, compute=compute)
-            with blaming(request.next.peer_id):
-                out = await self._network.open_stream(request.next.peer_id, RING, request.next.addresses)
-            async with open_channel(out, RING) as ring:
-                await ring.send(Hello(request.session))
+            async with AsyncExitStack() as stack:
+                compute = await self._open_compute(request)
+                live = LiveSession(request, control=control, compute=compute)
+                ring = await self._open_next(control, request, stack)
                 self._sessions[request.session] = live
                 async with self._opened:
                     self._opened.notify_all()
-                await control.send(Opened(self._block.layers, request.cache_rows))
+                await control.send(Opened(self._layers, request.cache_rows))
                 log.info("session_opened", session=request.session, coordinator=control.peer)
                 try:
                     await live.run(CreditSender(ring), request.next.peer_id)
@@ -105,16 +99,28 @@ class StageService:
                 finally:
                     live.close()
         finally:
-            self._sessions.pop(request.session, None)
+            del self._sessions[request.session]
             self.free_cache_rows += request.cache_rows
             log.info("session_closed", session=request.session)
+
+    async def _open_next(self, control: MessageChannel, request: Open, stack: AsyncExitStack) -> MessageChannel:
+        """The ring stream to the next peer. A coordinator that leaves while it is dialled frees its rows at once."""
+        peer = request.next.peer_id
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_expect_silence, control)
+            with blaming(peer):
+                stream = await self._network.open_stream(peer, RING, request.next.addresses)
+                ring = await stack.enter_async_context(open_channel(stream, RING))
+                await ring.send(Hello(request.session))
+            nursery.cancel_scope.cancel()
+        return ring
 
     def _admit(self, request: Open) -> None:
         """Raises: ConfigError for what this stage does not hold, OverloadedError for what does not fit."""
         for what, asked, held in (
             ("model", request.model_digest, self._holding.model_digest),
             ("dtype", request.dtype, self._holding.dtype),
-            ("layers", str(request.layers), str(self._block.layers)),
+            ("layers", str(request.layers), str(self._layers)),
         ):
             if asked != held:
                 raise ConfigError(f"the {what} asked for is {asked}; this stage serves {held}")
@@ -130,15 +136,6 @@ class StageService:
         if len(self._sessions) >= MAX_SESSIONS:
             raise OverloadedError(f"{MAX_SESSIONS} sessions are open; try again later")
 
-    def _new_worker(self, request: Open) -> SessionWorker:
-        return SessionWorker(
-            self._block,
-            cache_rows=request.cache_rows,
-            sampling=request.sampling or SamplingParams(),
-            prompt_tokens=request.prompt_tokens,
-            wire_scheme=request.wire_scheme,
-        )
-
     async def serve_ring(self, session: SessionId, receiver: CreditReceiver, peer: PeerId) -> None:
         """Serve the ring stream that `peer` opened for `session`, until it ends."""
         live = await self._wait_session(session, peer)
@@ -147,16 +144,18 @@ class StageService:
     async def _wait_session(self, session: SessionId, peer: PeerId) -> LiveSession:
         with trio.move_on_after(HELLO_WAIT_S):
             async with self._opened:
-                while session not in self._sessions:
+                while (live := self._sessions.get(session)) is None:
                     await self._opened.wait()
-                return self._sessions[session]
-        raise RemoteProtocolError(f"{peer} opened a ring stream for a session that nobody opened here")
+                return live
+        # No fault of the peer's: its coordinator may have left, or have been refused here.
+        raise PeerUnavailableError(f"{peer} opened a ring stream for a session that nobody opened here")
 
     async def _report(self, control: MessageChannel, error: ShardError) -> None:
         """Tell the coordinator why the session ends, and wait (bounded) until it lets go."""
-        log.warning("session_failed", status=error.wire_status, reason=error.message)
         if isinstance(error, PeerUnavailableError) and error.peer == control.peer:
+            log.info("session_abandoned", coordinator=control.peer)
             return
+        log.warning("session_failed", status=error.wire_status, reason=error.message)
         peer = PeerId(error.peer) if error.peer else None
         with trio.move_on_after(FAREWELL_S):
             try:
@@ -165,3 +164,9 @@ class StageService:
                     await control.receive()
             except ShardError:
                 return
+
+
+async def _expect_silence(control: MessageChannel) -> None:
+    """Raises when the coordinator goes away, or sends anything before it is answered."""
+    message = await control.receive()
+    raise RemoteProtocolError(f"{type(message).__name__} before the answer to Open", control.peer)

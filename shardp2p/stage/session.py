@@ -116,6 +116,8 @@ class Session:
 
     def receive_tokens(self, message: Tokens) -> None:
         """Take the ids that penalties need; they may come before or after the chunk. A new epoch's begin at slot 0."""
+        if not self._needs_tokens:
+            raise RemoteProtocolError("token ids came to a session whose choices do not depend on them")
         if message.epoch < self._tokens_epoch:
             return
         if message.epoch > self._tokens_epoch:

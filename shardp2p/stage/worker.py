@@ -1,6 +1,7 @@
 """What one session computes on the device: rows in, rows or choices out.
 
-Every method is called on the device's thread (runtime/device.py), one at a time.
+`open_on_device` is the way in. Every method of a worker is called on the device's thread (runtime/device.py), one at a
+time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,38 @@ from shardp2p.errors import RemoteProtocolError
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.choose import choose
+from shardp2p.runtime.device import DeviceThread
 from shardp2p.runtime.penalties import TokenCounts
+from shardp2p.stage.live import Compute
+from shardp2p.stage.service import OpenCompute
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import Position, SamplingParams, Token
-from shardp2p.wire.messages import Activations, Chunk, Scheme, Verdict
+from shardp2p.wire.messages import Activations, Chunk, Open, Scheme, Verdict
 from shardp2p.wire.tensor import Tensor, decode_tensor, encode_tensor
+
+
+def open_on_device(block: Block, device: DeviceThread) -> OpenCompute:
+    """What opens a session's cache and worker over `block`, computing in `device`."""
+
+    async def open_compute(request: Open) -> Compute:
+        worker = await device.run(_new_worker, block, request)
+
+        async def compute(work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
+            return await device.run(worker.run, work, tokens)
+
+        return compute
+
+    return open_compute
+
+
+def _new_worker(block: Block, request: Open) -> SessionWorker:
+    return SessionWorker(
+        block,
+        cache_rows=request.cache_rows,
+        sampling=request.sampling or SamplingParams(),
+        prompt_tokens=request.prompt_tokens,
+        wire_scheme=request.wire_scheme,
+    )
 
 
 class SessionWorker:
