@@ -29,10 +29,14 @@ def run_command(arguments: Sequence[str]) -> int:
     usage_error: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
     command = typer.main.get_command(app)
     try:
-        result = command.main(list(arguments) or ["--help"], prog_name="shardp2p", standalone_mode=False)
+        # Not command.main, which would take interrupts and broken pipes for its own business.
+        with command.make_context("shardp2p", list(arguments) or ["--help"]) as context:
+            command.invoke(context)
     except usage_error as error:
         return _explain_usage(error)
-    return result if isinstance(result, int) else 0
+    except typer.Exit as error:
+        return error.exit_code
+    return 0
 
 
 def _show_version(is_wanted: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,8 +122,7 @@ def generate(
         logit_bias=tuple(_parse_bias(text) for text in logit_bias or ()),
         seed=seed,
     )
-    if not peer:
-        raise ConfigError("name the peers of the ring with --peer ADDRESS, as each one's `shardp2p up` prints it")
+    _check_peers(peer or ())
     proposer, limits = _drafting(draft, depth)
     text = _read_prompt(prompt)
     with progress_bar() as report:
@@ -135,7 +134,7 @@ def generate(
         model=stored,
         tokenizer=tokenizer,
         prompt_tokens=_encode(tokenizer, text, is_raw=raw),
-        peers=tuple(peer),
+        peers=tuple(peer or ()),
         max_tokens=max_tokens,
         sampling=sampling,
         stop_strings=tuple(stop or ()),
@@ -156,6 +155,18 @@ def _parse_bias(text: str) -> tuple[Token, float]:
         return int(token), float(bias)
     except ValueError:
         raise ConfigError(f"--logit-bias {text!r} is no TOKEN:BIAS; write a token id and a number, as 42:-5") from None
+
+
+def _check_peers(addresses: Sequence[str]) -> None:
+    """Refuse what is no address of a peer, before anything slow begins."""
+    from shardp2p.host.addresses import parse_address
+
+    advice = "name each peer of the ring with --peer ADDRESS, as its `shardp2p up` prints it"
+    if not addresses:
+        raise ConfigError(f"no peer is named; {advice}")
+    for address in addresses:
+        if parse_address(address).peer is None:
+            raise ConfigError(f"{address} names no peer, for it does not end in /p2p/PEER-ID; {advice}")
 
 
 def _drafting(draft: str, depth: int) -> tuple[Proposer | None, Limits]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
@@ -17,14 +18,20 @@ from shardp2p.cli.interrupts import interrupts
 def main() -> NoReturn:
     """Run the command line in `sys.argv` and exit."""
     interrupts.install()
-    with _Ending() as ending:
-        from shardp2p.cli.app import run_command
-
-        ending.exit_code = run_command(sys.argv[1:])
+    exit_code = run(sys.argv[1:])
     if interrupts.exit_code is not None:
         # Not through the interpreter's end: threads that still import or compute would hold it up.
         os._exit(interrupts.exit_code)
-    sys.exit(ending.exit_code)
+    sys.exit(exit_code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command line and tell the user how it went; gives the exit code."""
+    with _Ending() as ending:
+        from shardp2p.cli.app import run_command
+
+        ending.exit_code = run_command(arguments)
+    return ending.exit_code
 
 
 class _Ending:

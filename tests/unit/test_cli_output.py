@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from shardp2p.cli.output import one_line, printable, report
+from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, OverloadedError, PeerUnavailableError
+
+
+def test_error_becomes_one_safe_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(PeerUnavailableError("it is\ngone \x1b[2J\x9b1m\r\n")) == 3
+    shown = "it is gone \N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}1m"
+    assert capsys.readouterr().err == f"shardp2p: error: {shown}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("a"), 2), (OverloadedError("a"), 3), (IntegrityError("a"), 4), (SystemExit(7), 7)]
+)
+def test_exit_code_tells_the_kind(error: BaseException, code: int) -> None:
+    assert report(error) == code
+
+
+def test_first_of_grouped_errors_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    inner = ExceptionGroup("inner", [IntegrityError("altered"), ConfigError("wrong")])
+    assert report(ExceptionGroup("outer", [inner, PeerUnavailableError("gone")])) == 4
+    assert capsys.readouterr().err == "shardp2p: error: altered\n"
+
+
+def test_group_with_a_bug_in_it_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(ExceptionGroup("both", [PeerUnavailableError("gone"), KeyError("x")])) == 1
+    assert "this is a bug" in capsys.readouterr().err
+
+
+def test_breach_of_our_own_rules_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(LocalProtocolError("impossible")) == 1
+    assert "this is a bug" in capsys.readouterr().err
+
+
+def test_broken_pipe_is_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(ExceptionGroup("nursery", [BrokenPipeError()])) == 141
+    assert capsys.readouterr() == ("", "")
+
+
+def test_text_keeps_its_lines_and_loses_what_a_terminal_obeys() -> None:
+    assert printable("a\tb\nc") == "a\tb\nc"
+    assert (
+        printable("\x1b]0;x\x07é日\x9b")
+        == "\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}é日\N{REPLACEMENT CHARACTER}"
+    )
+    assert one_line(" a\tb\nc ") == "a b c"
