@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -13,9 +12,12 @@ import typer
 
 from shardp2p.cli.demo_screen import Screen
 from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.options import AsJson, DataDir
+from shardp2p.cli.output import write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.config import UpSettings, load_settings
 from shardp2p.errors import ConfigError, IntegrityError
+from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import DType, LayerRange, ModelId, Token
 from shardp2p.weights.store import ModelStore, StoredModel
 
@@ -77,12 +79,11 @@ def demo(
     model: Annotated[str, typer.Option("--model", help="A model in the store, or a directory.")] = DEMO_MODEL,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     no_reference: Annotated[bool, typer.Option("--no-reference", help="Do not check the answer.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Keep everything there, not in the user's own place.")
-    ] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Let a swarm of processes on this machine answer a prompt with a real model, and check the answer."""
+    configure_logging("warning")
     if draft not in DRAFTS:
         raise ConfigError(f"--draft is {draft!r}; it must be one of {', '.join(DRAFTS)}")
     _check_numbers(stages, max_tokens, depth)
@@ -107,7 +108,7 @@ def demo(
     )
     outcome = interrupts.run(lambda: _show(order, Screen(tokenizer, is_quiet=as_json), prompt))
     if as_json:
-        typer.echo(json.dumps(_report(order, outcome)))
+        write_json(_report(order, outcome))
     if outcome.is_identical is False and order.dtype == "float32":
         raise IntegrityError("the ring's answer differs from the single-process reference; please report this")
 

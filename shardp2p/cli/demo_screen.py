@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from shardp2p.cli.output import printable
 from shardp2p.vocabulary import Token
 
 if TYPE_CHECKING:
@@ -41,16 +42,16 @@ class Screen:
 
     def show_prompt(self, prompt: str) -> None:
         """What is asked."""
-        self._line(typer.style(f"> {prompt}", fg=typer.colors.CYAN))
+        self._line(typer.style(f"> {printable(prompt)}", fg=typer.colors.CYAN))
         self._line()
 
     def show_tokens(self, tokens: Iterable[Token]) -> None:
         """More of the answer."""
-        self._write(self._text.feed(tokens))
+        self._write(printable(self._text.feed(tokens)))
 
     def end_tokens(self) -> None:
         """The answer is complete."""
-        self._line(self._text.finish())
+        self._line(printable(self._text.finish()))
         self._line()
 
     def show_speed(self, run: RingRun) -> None:
@@ -71,7 +72,7 @@ class Screen:
 
     def _write(self, text: str) -> None:
         if text and not self._is_quiet:
-            typer.echo(text, nl=False)
+            typer.echo(text, nl=False)  # without colours where stdout is no terminal
             sys.stdout.flush()
 
 

@@ -1,0 +1,76 @@
+"""`shardp2p bench`: what this software costs, measured on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.options import AsJson, DataDir
+from shardp2p.cli.output import write, write_json
+from shardp2p.cli.progress import progress_bar
+from shardp2p.config import UpSettings, load_settings
+from shardp2p.errors import ConfigError
+from shardp2p.telemetry import configure_logging
+from shardp2p.vocabulary import ModelId
+from shardp2p.weights.store import ModelStore
+
+app = typer.Typer(name="bench", help="Measure what this software costs.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure what this software costs."""
+
+
+@app.command("loopback")
+def loopback(
+    rounds: Annotated[int, typer.Option("--rounds", help="Turns of every arm.")] = 6,
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of each answer.")] = 64,
+    stages: Annotated[int, typer.Option("--stages", help="Processes of the ring.")] = 2,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option("--threads", help="Threads of each process; 0: torch decides.")] = 0,
+    model: Annotated[str, typer.Option("--model", help="A model in the store, or a directory.")] = "smollm2",
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Compare a ring on this machine with the whole model in one process, and with itself when it drafts."""
+    configure_logging("warning")
+    for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 8)):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+    settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
+    store = ModelStore(load_settings(data_dir=data_dir).paths.models_dir)
+    from shardp2p.lab.loopback import measure_loopback
+
+    with progress_bar() as report:
+        is_missing = model == "smollm2" and not store.directory_of(ModelId(model)).exists()
+        stored = store.import_model(model, progress=report) if is_missing else store.resolve(model, report)
+        result = interrupts.run(
+            lambda: measure_loopback(
+                stored, rounds=rounds, tokens=tokens, dtype=settings.dtype, stages=stages, threads=threads,
+                data_dir=data_dir, progress=report,
+            )
+        )  # fmt: skip
+    told = {"model": stored.name, "dtype": dtype, "stages": stages, "rounds": rounds, "tokens": tokens}
+    measured = told | result.report()
+    if as_json:
+        write_json(measured)
+    else:
+        write(_describe(measured))
+
+
+def _describe(measured: dict[str, Any]) -> str:
+    m = measured
+    return (
+        f"{m['model']} in {m['dtype']}, {m['rounds']} rounds of {m['tokens']} tokens, medians\n"
+        f"\n"
+        f"whole model in one process   {m['single_tok_s']:7.1f} tokens/s\n"
+        f"ring of {m['stages']} processes          {m['ring_tok_s']:7.1f} tokens/s   × {m['ratio']:.2f}\n"
+        f"a hop beside computing       {m['hop_overhead_ms_p50']:7.2f} ms (99 %: {m['hop_overhead_ms_p99']:.2f} ms)\n"
+        f"\n"
+        f"repetition, plain            {m['repeat_tok_s']:7.1f} tokens/s\n"
+        f"repetition, prompt lookup    {m['lookup_tok_s']:7.1f} tokens/s   × {m['lookup_ratio']:.2f}, "
+        f"{m['lookup_accepted_per_lap']:.2f} tokens a lap\n"
+    )
