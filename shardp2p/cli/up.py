@@ -153,7 +153,7 @@ async def _import_runtime() -> None:
 
     def run_imports() -> None:
         import shardp2p.runtime.load
-        import shardp2p.stage.service  # noqa: F401
+        import shardp2p.stage.worker  # noqa: F401
 
     with progress_bar() as report:
         report("starting the runtime", 0, 0)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,24 @@ class Shardp2p:
     def read_bytes(self, count: int) -> bytes:
         """At least `count` bytes of stdout, and all that is there."""
         while len(self._read) < count:
-            self._read_more()
+            self._must_read_more()
         data, self._read = self._read, b""
         return data
 
     def read_line(self) -> str:
         """The next line of stdout."""
         while b"\n" not in self._read:
-            self._read_more()
+            self._must_read_more()
         line, _, self._read = self._read.partition(b"\n")
         return line.decode()
 
     def wait(self) -> tuple[int, str]:
         """The exit code and the rest of stdout, once the process has ended."""
         assert self._process.stdout is not None
-        rest, self._read = self._read, b""
-        if not self._process.stdout.closed:
-            rest += self._process.communicate(timeout=HANG_S)[0]
-        return self._process.wait(HANG_S), rest.decode()
+        while not self._process.stdout.closed and self._read_more():
+            pass
+        data, self._read = self._read, b""
+        return self._process.wait(HANG_S), data.decode()
 
     def wait_until(self, is_reached: Callable[[int], bool]) -> None:
         """Wait until something holds for the process id of the process, which must not end before that."""
@@ -109,16 +109,24 @@ class Shardp2p:
     def end(self) -> None:
         """Kill the process if it still runs, stopped or not."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait(HANG_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
         self._errors.close()
 
-    def _read_more(self) -> None:
+    def _read_more(self) -> bool:
+        """Take what comes next on stdout; False at its end."""
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], HANG_S)
         assert readable, f"nothing comes: {self.stderr}"
         piece = os.read(self._process.stdout.fileno(), 65536)
-        assert piece, f"it ended ({self._process.wait(HANG_S)}): {self.stderr}"
         self._read += piece
+        return bool(piece)
+
+    def _must_read_more(self) -> None:
+        assert self._read_more(), f"it ended with {self._process.wait(HANG_S)}: {self.stderr}"
 
 
 @contextmanager
