@@ -88,11 +88,8 @@ class StageService:
                 live = LiveSession(request, control=control, compute=compute)
                 ring = await self._open_next(control, request, stack)
                 self._sessions[request.session] = live
-                async with self._opened:
-                    self._opened.notify_all()
-                await control.send(Opened(self._layers, request.cache_rows))
-                log.info("session_opened", session=request.session, coordinator=control.peer)
                 try:
+                    await self._announce(control, request)
                     await live.run(CreditSender(ring), request.next.peer_id)
                 except* ShardError as group:
                     await self._report(control, first_of(group))
@@ -114,6 +111,13 @@ class StageService:
                 await ring.send(Hello(request.session))
             nursery.cancel_scope.cancel()
         return ring
+
+    async def _announce(self, control: MessageChannel, request: Open) -> None:
+        """Let in a previous peer that waits already, and tell the coordinator that the session stands."""
+        async with self._opened:
+            self._opened.notify_all()
+        await control.send(Opened(self._layers, request.cache_rows))
+        log.info("session_opened", session=request.session, coordinator=control.peer)
 
     def _admit(self, request: Open) -> None:
         """Raises: ConfigError for what this stage does not hold, OverloadedError for what does not fit."""

@@ -86,6 +86,8 @@ class SessionWorker:
 
     def _inputs(self, work: Work) -> Tensor:
         arrival = work.arrival
+        if isinstance(arrival, Chunk) != self._block.is_first:
+            raise RemoteProtocolError(f"{type(arrival).__name__} came to the stage of layers {self._block.layers}")
         if isinstance(arrival, Chunk):
             return self._block.token_inputs(tuple(arrival.tokens[at] for at in work.inputs))
         frame = arrival.hidden
