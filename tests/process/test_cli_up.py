@@ -18,6 +18,7 @@ from tests.support.processes import (
     handles_signals,
     has_ended,
     imports_torch,
+    restored_logging,
     running,
     running_stages,
 )
@@ -30,8 +31,11 @@ CONTRACT = {
 
 
 @pytest.fixture(autouse=True)
-def no_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings file of this machine's user, and no log setup left for other tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with restored_logging():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ process; HANG_S ends a test that would hang, and is no statement about speed.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 HANG_S = 60.0
 POLL_S = 0.01
@@ -169,6 +172,20 @@ def running_stages(data_dir: Path, *wanted: tuple[Path, str, str]) -> Iterator[l
     finally:
         for process in processes:
             process.end()
+
+
+@contextmanager
+def restored_logging() -> Iterator[None]:
+    """For commands that run in the tests' own process: their log setup ends with the context."""
+    root = logging.getLogger()
+    handlers, level, last = root.handlers[:], root.level, logging.lastResort
+    try:
+        yield
+    finally:
+        root.handlers[:], logging.lastResort = handlers, last
+        root.setLevel(level)
+        logging.captureWarnings(False)
+        structlog.reset_defaults()
 
 
 def handles_signals(pid: int) -> bool:
