@@ -155,14 +155,16 @@ def _tokenize(model: StoredModel, prompt: str, max_tokens: int, *, is_raw: bool)
 async def _show(order: Order, screen: Screen, prompt: str) -> Outcome:
     """Start the ring, ask it, end it, and then ask the reference."""
     from shardp2p.identity.keys import Identity
-    from shardp2p.lab.local_swarm import local_swarm
+    from shardp2p.lab.local_swarm import local_swarm, share_of_cores
     from shardp2p.node import open_node
 
     async with AsyncExitStack() as stack:
         with progress_bar() as report:
+            threads = share_of_cores(len(order.splits))
             swarm = local_swarm(
-                order.model_argument, order.splits, dtype=order.dtype, data_dir=order.data_dir, progress=report
-            )
+                order.model_argument, order.splits, dtype=order.dtype, threads=threads, data_dir=order.data_dir,
+                progress=report,
+            )  # fmt: skip
             stages = await stack.enter_async_context(swarm)
         node = await stack.enter_async_context(open_node(Identity.generate()))
         addresses = [address for stage in stages for address in stage.addresses]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -42,6 +43,11 @@ def even_splits(layers: int, stages: int) -> tuple[LayerRange, ...]:
         raise ConfigError(f"{stages} stages are asked for; the model's {layers} layers make between 1 and {layers}")
     bounds = [layers * stage // stages for stage in range(stages + 1)]
     return tuple(LayerRange(start, stop) for start, stop in pairwise(bounds))
+
+
+def share_of_cores(processes: int) -> int:
+    """How many threads each of several processes should compute with, so that all may compute at once."""
+    return max(1, (os.cpu_count() or 1) // processes)
 
 
 @asynccontextmanager

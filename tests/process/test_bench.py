@@ -1,0 +1,57 @@
+"""`shardp2p bench loopback`: every arm runs and is reported. How fast they are is for the bench itself to say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardp2p.cli.main import run
+from tests.support.models import tiny_llama
+from tests.support.processes import running
+
+MEASURED = {
+    "single_tok_s", "ring_tok_s", "ratio", "hop_overhead_ms_p50", "hop_overhead_ms_p99", "repeat_tok_s",
+    "lookup_tok_s", "lookup_ratio", "lookup_accepted_per_lap",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("models") / "tiny", layers=4, context_tokens=1024)
+
+
+def test_every_arm_is_measured_and_the_ring_answers_like_one_process(tiny: Path, tmp_path: Path) -> None:
+    options = ("--model", tiny, "--data-dir", tmp_path, "--rounds", 2, "--tokens", 12, "--threads", 1)
+    with running("bench", "loopback", *options, "--json") as process:
+        exit_code, out = process.wait()
+        assert exit_code == 0, process.stderr
+    report = json.loads(out)
+    assert (report["model"], report["dtype"], report["stages"]) == ("tiny", "bfloat16", 2)
+    assert (report["rounds"], report["tokens"]) == (2, 12)
+    assert report["identical"] is True
+    assert report.keys() >= MEASURED
+    assert all(report[name] > 0 for name in MEASURED)
+    assert report["hop_overhead_ms_p99"] >= report["hop_overhead_ms_p50"]
+    assert report["lookup_accepted_per_lap"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rounds", "0"), "--rounds is 0; it must be at least 1"),
+        (("--tokens", "1"), "--tokens is 1; it must be at least 8"),
+        (("--threads", "-1"), "threads is -1"),
+        (("--dtype", "int4"), "dtype is 'int4'"),
+        (("--stages", "9"), "9 stages are asked for"),
+    ],
+)
+def test_value_that_cannot_be_is_named(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert run(["bench", "loopback", "--model", str(tiny), "--data-dir", str(tmp_path), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
