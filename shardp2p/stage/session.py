@@ -191,6 +191,7 @@ class Session:
     def _retain(self, slots: Sequence[Slot], *, renumber: bool = True) -> None:
         """Keep the rows of these slots, ascending, composed with a retention that the cache has not seen yet."""
         rows = [self._row_of[slot] for slot in slots]
-        self._keep = tuple(rows) if self._keep is None else tuple(self._keep[row] for row in rows)
+        if len(rows) < self._used:
+            self._keep = tuple(rows) if self._keep is None else tuple(self._keep[row] for row in rows)
         self._row_of = {Slot(row) if renumber else slot: row for row, slot in enumerate(slots)}
         self._used = len(rows)
