@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from shardp2p.cli import options
 from shardp2p.cli.interrupts import interrupts
-from shardp2p.cli.options import AsJson, DataDir, LogLevel
 from shardp2p.cli.output import note, write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.config import load_settings
@@ -34,12 +33,11 @@ DEFAULTS = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked of whom, checked as far as this machine alone can tell. `max_tokens` None: no wish."""
+class Wish:
+    """What the user asks for. `max_tokens` None: as many as is usual."""
 
-    model: StoredModel
-    tokenizer: Tokenizer
-    prompt_tokens: tuple[Token, ...]
+    prompt: str
+    is_raw: bool
     peers: tuple[str, ...]
     max_tokens: int | None
     sampling: SamplingParams
@@ -47,6 +45,16 @@ class Question:
     proposer: Proposer | None
     limits: Limits
     is_quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A wish, and what it means in the tokens of a model."""
+
+    wish: Wish
+    model: StoredModel
+    prompt_tokens: tuple[Token, ...]
+    stop_tokens: frozenset[Token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,85 +76,61 @@ class Answer:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A model in the store, or a directory.", show_default=False)],
-    prompt: Annotated[str, typer.Argument(help="What to ask or continue; - reads it from stdin.", show_default=False)],
-    peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", metavar="MULTIADDR", help="A peer of the ring, as it prints it; repeat for each."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help=f"How long the answer may be. Default: {DEFAULT_MAX_TOKENS}."),
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
-    ] = False,
-    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text.")] = None,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = DEFAULTS.temperature,
-    top_k: Annotated[int, typer.Option(help="Choose among so many tokens; 0: all.")] = DEFAULTS.top_k,
-    top_p: Annotated[float, typer.Option(help="Choose among the likeliest with this share.")] = DEFAULTS.top_p,
-    min_p: Annotated[float, typer.Option(help="Drop what is this much less likely than the best.")] = DEFAULTS.min_p,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: avoid what the text has.")
-    ] = DEFAULTS.repetition_penalty,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Above 0: avoid what the answer has, by count.")
-    ] = DEFAULTS.frequency_penalty,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Above 0: avoid what the answer has.")
-    ] = DEFAULTS.presence_penalty,
-    logit_bias: Annotated[
-        list[str] | None, typer.Option("--logit-bias", metavar="TOKEN:BIAS", help="Favour a token id, or ban it.")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Another seed, another answer; matters above temperature 0.")
-    ] = DEFAULTS.seed,
-    draft: Annotated[
-        str, typer.Option("--draft", help="lookup: guess from the text so far. none: token by token.")
-    ] = "none",
-    depth: Annotated[int, typer.Option("--depth", min=1, help="Chunks of drafts in the ring at once.")] = 4,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-    log_level: LogLevel = None,
+    model: options.AskedModel,
+    prompt: options.Prompt,
+    peer: options.Peers = None,
+    max_tokens: options.MaxTokens = None,
+    raw: options.Raw = False,
+    stop: options.Stop = None,
+    temperature: options.Temperature = DEFAULTS.temperature,
+    top_k: options.TopK = DEFAULTS.top_k,
+    top_p: options.TopP = DEFAULTS.top_p,
+    min_p: options.MinP = DEFAULTS.min_p,
+    repetition_penalty: options.RepetitionPenalty = DEFAULTS.repetition_penalty,
+    frequency_penalty: options.FrequencyPenalty = DEFAULTS.frequency_penalty,
+    presence_penalty: options.PresencePenalty = DEFAULTS.presence_penalty,
+    logit_bias: options.LogitBias = None,
+    seed: options.Seed = DEFAULTS.seed,
+    draft: options.Draft = "none",
+    depth: options.Depth = 4,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
+    log_level: options.LogLevel = None,
 ) -> None:
     """Let a ring of peers answer a prompt."""
     configure_logging(log_level or "warning")
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        logit_bias=tuple(_parse_bias(text) for text in logit_bias or ()),
-        seed=seed,
-    )
     _check_peers(peer or ())
+    bias = tuple(_parse_bias(text) for text in logit_bias or ())
     proposer, limits = _drafting(draft, depth)
-    text = _read_prompt(prompt)
-    with progress_bar() as report:
-        stored = ModelStore(load_settings(data_dir=data_dir).paths.models_dir).resolve(model, report)
-    from shardp2p.runtime.tokenizer import TextStream, Tokenizer
-
-    tokenizer = Tokenizer(stored.directory)
-    question = Question(
-        model=stored,
-        tokenizer=tokenizer,
-        prompt_tokens=_encode(tokenizer, text, is_raw=raw),
+    wish = Wish(
+        prompt=_read_prompt(prompt),
+        is_raw=raw,
         peers=tuple(peer or ()),
         max_tokens=max_tokens,
-        sampling=sampling,
+        sampling=SamplingParams(
+            temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, bias, seed
+        ),
         stop_strings=tuple(stop or ()),
         proposer=proposer,
         limits=limits,
         is_quiet=as_json,
     )
-    answer = interrupts.run(partial(_ask, question, TextStream(tokenizer, question.stop_strings)))
+    answer = _answer(wish, model, data_dir)
     if as_json:
         write_json(_object(answer))
     else:
         _show_end(answer)
+
+
+def _answer(wish: Wish, model: str, data_dir: Path | None) -> Answer:
+    """Turn the prompt into tokens, which needs the model's own files, and have them answered."""
+    with progress_bar() as report:
+        stored = ModelStore(load_settings(data_dir=data_dir).paths.models_dir).resolve(model, report)
+    from shardp2p.runtime.tokenizer import TextStream, Tokenizer
+
+    tokenizer = Tokenizer(stored.directory)
+    question = Question(wish, stored, _encode(tokenizer, wish), tokenizer.stop_tokens)
+    return interrupts.run(partial(_ask, question, TextStream(tokenizer, wish.stop_strings)))
 
 
 def _parse_bias(text: str) -> tuple[Token, float]:
@@ -194,10 +178,10 @@ def _read_prompt(prompt: str) -> str:
     return text
 
 
-def _encode(tokenizer: Tokenizer, text: str, *, is_raw: bool) -> tuple[Token, ...]:
-    if is_raw or not tokenizer.has_chat_template:
-        return tokenizer.encode(text)
-    return tokenizer.encode_chat([{"role": "user", "content": text}])
+def _encode(tokenizer: Tokenizer, wish: Wish) -> tuple[Token, ...]:
+    if wish.is_raw or not tokenizer.has_chat_template:
+        return tokenizer.encode(wish.prompt)
+    return tokenizer.encode_chat([{"role": "user", "content": wish.prompt}])
 
 
 async def _ask(question: Question, text: TextStream) -> Answer:
@@ -206,17 +190,18 @@ async def _ask(question: Question, text: TextStream) -> Answer:
     from shardp2p.identity.keys import Identity
     from shardp2p.node import open_node
 
+    wish = question.wish
     with ExitStack() as waiting:
         report = waiting.enter_context(progress_bar())
         async with open_node(Identity.generate()) as node:
             report("asking the peers", 0, 0)
             plan = await _find_ring(node, question)
             request = GenerationRequest(
-                question.prompt_tokens, _max_tokens(question, plan), question.tokenizer.stop_tokens, question.sampling
+                question.prompt_tokens, _max_tokens(question, plan), question.stop_tokens, wish.sampling
             )
             report("waiting for the first token", 0, 0)
-            reader = _Reader(text, None if question.is_quiet else waiting.close)
-            async with node.generate(plan, request, proposer=question.proposer, limits=question.limits) as stream:
+            reader = _Reader(text, None if wish.is_quiet else waiting.close)
+            async with node.generate(plan, request, proposer=wish.proposer, limits=wish.limits) as stream:
                 await reader.read(stream)
     result = stream.result
     return Answer(
@@ -236,7 +221,7 @@ async def _find_ring(node: Node, question: Question) -> Plan:
     from shardp2p.scheduler.route import route
 
     model = question.model
-    members = await node.members(question.peers)
+    members = await node.members(question.wish.peers)
     # A model is known by its digest; its name is each machine's own.
     named = [
         replace(member, info=replace(member.info, model=model.name))
@@ -255,8 +240,8 @@ async def _find_ring(node: Node, question: Question) -> Plan:
 
 def _max_tokens(question: Question, plan: Plan) -> int:
     """What was asked for, or the default as far as the context has room after the prompt."""
-    if question.max_tokens is not None:
-        return question.max_tokens
+    if question.wish.max_tokens is not None:
+        return question.wish.max_tokens
     return max(1, min(DEFAULT_MAX_TOKENS, plan.context_tokens - len(question.prompt_tokens)))
 
 
@@ -321,8 +306,13 @@ def _object(answer: Answer) -> dict[str, Any]:
 
 
 def _show_end(answer: Answer) -> None:
-    ended = {"length": "; cut at the most tokens allowed"}.get(answer.finish_reason, "")
+    cut = "; cut at the most tokens allowed" if answer.finish_reason == "length" else ""
     note(
-        f"{len(answer.tokens)} tokens in {answer.laps} laps of {len(answer.plan.stages)} stages, "
-        f"{answer.tok_s:.1f} tokens/s, the first after {answer.ttft_s:.2f} s{ended}"
+        f"{_count(len(answer.tokens), 'token')} in {_count(answer.laps, 'lap')} of "
+        f"{_count(len(answer.plan.stages), 'stage')}, "
+        f"{answer.tok_s:.1f} tokens/s, the first after {answer.ttft_s:.2f} s{cut}"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

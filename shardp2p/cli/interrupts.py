@@ -39,8 +39,12 @@ class Interrupts:
         signal.signal(signal.SIGALRM, self._give_up)
 
     def end(self, exit_code: int) -> None:
-        """Begin to end: cancels the trio run, or raises Interrupted where there is none. Main thread only."""
-        self.exit_code = exit_code
+        """Begin to end: cancels the trio run, or raises Interrupted where there is none. Main thread only.
+
+        The first exit code stands.
+        """
+        if self.exit_code is None:
+            self.exit_code = exit_code
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
         if self._cancel is None:
             raise Interrupted

@@ -1,12 +1,58 @@
-"""Options that several commands share."""
+"""The options of `up` and `generate`: their types, names and help."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Keep everything there, not in the user's own place.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error; logs go to stderr.")]
+# Of both
+DataDir = Annotated[Path | None, Option("--data-dir", help="Keep everything there, not in the user's own place.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
+LogLevel = Annotated[str | None, Option("--log-level", help="debug, info, warning or error; logs go to stderr.")]
+
+# up
+Model = Annotated[str | None, Option("--model", help="A model in the store, or a directory.")]
+Layers = Annotated[str | None, Option("--layers", metavar="A:B", help="Layers to serve, B excluded.")]
+Listen = Annotated[
+    list[str] | None,
+    Option("--listen", metavar="MULTIADDR", help="Where to listen. Default: this machine only, any port."),
+]
+DTypeName = Annotated[
+    str | None, Option("--dtype", help="float32 (the default), bfloat16 or float16; all stages alike.")
+]
+Device = Annotated[str | None, Option("--device", help="cpu (the default), cuda or cuda:N.")]
+Threads = Annotated[int | None, Option("--threads", help="Compute threads; 0: torch decides.")]
+CacheRows = Annotated[int | None, Option("--cache-rows", help="Token positions to keep for all requests together.")]
+KeyFile = Annotated[Path | None, Option("--identity", help="The key file; made if there is none.")]
+Config = Annotated[Path | None, Option("--config", help="A settings file.")]
+ExitOnStdinClose = Annotated[
+    bool, Option("--exit-on-stdin-close", help="End when standard input ends, so as not to outlive a parent.")
+]
+
+# generate
+AskedModel = Annotated[str, Argument(help="A model in the store, or a directory.", show_default=False)]
+Prompt = Annotated[str, Argument(help="What to ask or continue; - reads it from stdin.", show_default=False)]
+Peers = Annotated[
+    list[str] | None,
+    Option("--peer", metavar="MULTIADDR", help="A peer of the ring, as it prints it; repeat for each."),
+]
+MaxTokens = Annotated[
+    int | None, Option("--max-tokens", min=1, help="How long the answer may be. Default: 256, if there is room.")
+]
+Raw = Annotated[bool, Option("--raw", help="Continue the prompt as it is, without the chat template.")]
+Stop = Annotated[list[str] | None, Option("--stop", metavar="TEXT", help="End before this text.")]
+Temperature = Annotated[float, Option("--temperature", help="0: always the likeliest token.")]
+TopK = Annotated[int, Option("--top-k", help="Choose among so many tokens; 0: all.")]
+TopP = Annotated[float, Option("--top-p", help="Choose among the likeliest with this share.")]
+MinP = Annotated[float, Option("--min-p", help="Drop what is less likely than this share of the best.")]
+RepetitionPenalty = Annotated[float, Option("--repetition-penalty", help="Above 1: avoid what the text has.")]
+FrequencyPenalty = Annotated[float, Option("--frequency-penalty", help="Above 0: avoid what the answer has, by count.")]
+PresencePenalty = Annotated[float, Option("--presence-penalty", help="Above 0: avoid what the answer has.")]
+LogitBias = Annotated[
+    list[str] | None, Option("--logit-bias", metavar="TOKEN:BIAS", help="Favour a token id, or ban it.")
+]
+Seed = Annotated[int, Option("--seed", help="Another seed, another answer; matters above temperature 0.")]
+Draft = Annotated[str, Option("--draft", help="lookup: guess from the text so far. none: token by token.")]
+Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once.")]

@@ -8,14 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from shardp2p.cli import options
 from shardp2p.cli.interrupts import interrupts
-from shardp2p.cli.options import AsJson, DataDir, LogLevel
 from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.config import UpSettings, load_settings, prepare_compute, with_flags
@@ -54,28 +51,19 @@ class Loaded:
 
 
 def up(
-    model: Annotated[str | None, typer.Option("--model", help="A model in the store, or a directory.")] = None,
-    layers: Annotated[str | None, typer.Option("--layers", metavar="A:B", help="Layers to serve, B excluded.")] = None,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option("--listen", metavar="MULTIADDR", help="Where to listen. Default: this machine only, any port."),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32 (the default), bfloat16 or float16; all stages alike.")
-    ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu (the default), cuda or cuda:N.")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="Compute threads; 0: torch decides.")] = None,
-    cache_rows: Annotated[
-        int | None, typer.Option("--cache-rows", help="Token positions to keep for all requests together.")
-    ] = None,
-    identity: Annotated[Path | None, typer.Option("--identity", help="The key file; made if there is none.")] = None,
-    data_dir: DataDir = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A settings file.")] = None,
-    as_json: AsJson = False,
-    exit_on_stdin_close: Annotated[
-        bool, typer.Option("--exit-on-stdin-close", help="End when standard input ends, so as not to outlive a parent.")
-    ] = False,
-    log_level: LogLevel = None,
+    model: options.Model = None,
+    layers: options.Layers = None,
+    listen: options.Listen = None,
+    dtype: options.DTypeName = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    cache_rows: options.CacheRows = None,
+    identity: options.KeyFile = None,
+    data_dir: options.DataDir = None,
+    config: options.Config = None,
+    as_json: options.AsJson = False,
+    exit_on_stdin_close: options.ExitOnStdinClose = False,
+    log_level: options.LogLevel = None,
 ) -> None:
     """Serve a range of a model's layers until Ctrl-C."""
     everything = load_settings(config, data_dir=data_dir)

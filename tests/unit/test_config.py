@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import platformdirs
 import pytest
 
-from shardp2p.config import Settings, UpSettings, default_paths, load_settings, with_flags
+from shardp2p.config import Settings, UpSettings, default_paths, load_settings, prepare_compute, with_flags
 from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import LayerRange, ModelId
 
@@ -24,6 +25,7 @@ peers = ["/ip4/127.0.0.1/tcp/4002/p2p/12D3KooW"]
 dtype = "bfloat16"
 device = "cuda:1"
 threads = 2
+cache_rows = 4096
 identity = "/keys/second.key"
 """
 
@@ -47,6 +49,7 @@ def test_every_key_of_the_file_is_read(tmp_path: Path) -> None:
             dtype="bfloat16",
             device="cuda:1",
             threads=2,
+            cache_rows=4096,
             identity=Path("/keys/second.key"),
         ),
     )
@@ -139,3 +142,12 @@ def test_flag_is_checked_as_the_file_is() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         UpSettings().threads = 3  # type: ignore[misc]
+
+
+def test_waiting_compute_threads_sleep_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    prepare_compute()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    prepare_compute()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
