@@ -116,9 +116,11 @@ class TextStream:
             self._context, self._shown = self._shown, len(self._tokens)
 
     def _cut(self) -> None:
-        found = [at for stop in self._stops if (at := self._text.find(stop, max(0, self._given))) >= 0]
+        """Cut at the stop string that ends first, the longest of them: so it does not matter how tokens are batched."""
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._text.find(stop, self._given)) >= 0]
         if found:
-            self._text = self._text[: min(found)]
+            _, at = min(found)
+            self._text = self._text[:at]
             self.is_stopped = True
 
     def _held_back(self) -> int:
