@@ -37,10 +37,13 @@ def reference(prompt: Sequence[int], max_tokens: int, stop_tokens: frozenset[int
     return text[len(prompt) :]
 
 
-class FakeStage:
-    """A session machine over rows of (token, parent row); hidden rows travel beside the Activations."""
+Corrupt = Callable[[Work], Work]
 
-    def __init__(self, *, is_last: bool, limits: Limits, needs_tokens: bool, epoch: int) -> None:
+
+class FakeStage:
+    """A session machine over rows of (text up to there, parent row); hidden rows travel beside the Activations."""
+
+    def __init__(self, *, is_last: bool, limits: Limits, needs_tokens: bool, epoch: int, corrupt: Corrupt) -> None:
         self.is_last = is_last
         self.session = Session(
             cache_rows=limits.cache_rows,
@@ -50,51 +53,53 @@ class FakeStage:
         )
         self.needs_tokens = needs_tokens
         self.capacity = limits.cache_rows
-        self.rows: list[tuple[int, int]] = []
+        self.rows: list[tuple[tuple[int, ...], int]] = []
         self.hidden: dict[int, list[int]] = {}
         self.inbox: deque[tuple[Chunk | Activations, list[int]]] = deque()
         self.control: deque[Commit | Tokens] = deque()
-        self.computed = self.skipped = 0
-
-    def text(self, row: int) -> list[int]:
-        tokens = []
-        while row >= 0:
-            token, row = self.rows[row]
-            tokens.append(token)
-        return tokens[::-1]
+        self.computed = self.skipped = self.compactions = 0
+        self._corrupt = corrupt
 
     def receive(self) -> None:
         arrival, hidden = self.inbox.popleft()
         self.session.receive(arrival)
         self.hidden[arrival.ref.seq] = hidden
 
-    def run(self) -> tuple[Work, Activations | Verdict, list[int]] | None:
+    def run(self) -> tuple[Activations | Verdict, list[int]] | None:
         work = self.session.next_work()
         if work is None:
             return None
+        work = self._corrupt(work)
         hidden = self.hidden.pop(work.ref.seq)
         if work.keep is not None:
-            renumbered = {row: at for at, row in enumerate(work.keep)}
-            self.rows = [
-                (self.rows[r][0], renumbered[self.rows[r][1]] if self.rows[r][1] >= 0 else -1) for r in work.keep
-            ]
+            self._keep(work.keep)
         tokens = [hidden[i] for i in work.inputs]
-        for token, parent in zip(tokens, work.cache_parents, strict=True):
-            self.rows.append((token, parent))
-        assert len(self.rows) <= self.capacity
-        first_row = len(self.rows) - len(tokens)
-        for at, position in enumerate(work.positions):
-            assert len(self.text(first_row + at)) == position + 1
+        first_row = len(self.rows)
+        for token, parent, position in zip(tokens, work.cache_parents, work.positions, strict=True):
+            before = self.rows[parent][0] if parent >= 0 else ()
+            assert len(before) == position, "a position that is not the parent's plus one"
+            self.rows.append(((*before, token), parent))
+        assert len(self.rows) <= self.capacity, "more rows than the cache has"
         self.computed += len(tokens)
         self.skipped += len(work.skipped)
         a = work.arrival
         if not self.is_last:
             frame = TensorFrame("raw", "float32", (len(tokens), 1), bytes(4 * len(tokens))) if tokens else None
-            return work, Activations(a.ref, a.parents, a.root, a.quiet, work.skipped, frame), tokens
+            return Activations(a.ref, a.parents, a.root, a.quiet, work.skipped, frame), tokens
         if self.needs_tokens:
             assert [self.session.token(Slot(a.ref.first_slot + row)) for row in work.rows] == tokens
-        chosen = {row: target(self.text(first_row + at)) for at, row in enumerate(work.rows)}
-        return work, Verdict(a.ref, a.quiet, tuple(chosen.get(r) for r in range(a.quiet, len(a.parents)))), []
+        wanted = set(work.verdict_rows)
+        chosen = {row: target(self.rows[first_row + at][0]) for at, row in enumerate(work.rows) if row in wanted}
+        return Verdict(a.ref, a.quiet, tuple(chosen.get(r) for r in range(a.quiet, len(a.parents)))), []
+
+    def _keep(self, keep: Sequence[int]) -> None:
+        """As a cache does: the parent of a kept row must be kept."""
+        self.compactions += 1
+        assert list(keep) == sorted(set(keep))
+        numbers = {row: at for at, row in enumerate(keep)} | {-1: -1}
+        kept = [self.rows[row] for row in keep]
+        assert all(parent in numbers for _, parent in kept), "a row is kept without its parent"
+        self.rows = [(text, numbers[parent]) for text, parent in kept]
 
 
 class Ring:
@@ -114,9 +119,16 @@ class Ring:
         stop_tokens: frozenset[int] = frozenset(),
         needs_tokens: bool = False,
         loss_rate: float = 0.0,
+        control_lag: float = 0.0,
+        commit_loss: float = 0.0,
+        corrupt: Corrupt = lambda work: work,
     ) -> None:
+        """`control_lag`: how often a control message waits for something else; `commit_loss`: how often a commit is
+        not sent at all, as one that is superseded; `corrupt` changes the work of every stage.
+        """
         self.rng, self.limits, self.needs_tokens = rng, limits, needs_tokens
         self.accept, self.branches, self.loss_rate = accept, branches, loss_rate
+        self.control_lag, self.commit_loss, self.corrupt = control_lag, commit_loss, corrupt
         self.generation = Generation(
             SESSION,
             prompt,
@@ -133,10 +145,24 @@ class Ring:
         self.finish: Finish | None = None
         self.losses = 0
         self.sent_tokens: list[int] = []
+        self.lost_stages: list[FakeStage] = []
+        self._tokens_epoch = -1
+
+    @property
+    def skipped(self) -> int:
+        """Rows that were not computed because they were dead."""
+        return sum(stage.skipped for stage in (*self.stages, *self.lost_stages))
+
+    @property
+    def compactions(self) -> int:
+        """How often a cache was compacted."""
+        return sum(stage.compactions for stage in (*self.stages, *self.lost_stages))
 
     def _new_stage(self, index: int, epoch: int = 0) -> FakeStage:
         is_last = index == self.count - 1
-        return FakeStage(is_last=is_last, limits=self.limits, needs_tokens=self.needs_tokens, epoch=epoch)
+        return FakeStage(
+            is_last=is_last, limits=self.limits, needs_tokens=self.needs_tokens, epoch=epoch, corrupt=self.corrupt
+        )
 
     def drain(self) -> None:
         while (command := self.generation.next_command()) is not None:
@@ -149,7 +175,8 @@ class Ring:
                         self._send_tokens(chunk)
                 case SendCommit(commit):
                     for stage in self.stages:
-                        stage.control.append(commit)
+                        if self.rng.random() >= self.commit_loss:
+                            stage.control.append(commit)
                 case NeedDraft():
                     text = [*self.generation.text[: command.committed_tokens], *command.drafted]
                     self.drafts.append((command, text))
@@ -169,8 +196,6 @@ class Ring:
         message = Tokens(chunk.ref.epoch, Slot(first), tuple(self.sent_tokens[first:]))
         self.stages[-1].control.append(message)
 
-    _tokens_epoch = -1
-
     def propose(self, after: list[int], depth_tokens: int) -> list[Branch]:
         result = []
         for _ in range(self.rng.randint(0, self.branches)):
@@ -189,17 +214,20 @@ class Ring:
         if self.finish is not None:
             return
         choices: list[Callable[[], None]] = []
+        late: list[Callable[[], None]] = []
         for index, stage in enumerate(self.stages):
             if stage.inbox:
                 choices.append(stage.receive)
             if stage.control:
-                choices.append(lambda stage=stage: self._control(stage))
+                is_late = self.rng.random() < self.control_lag
+                (late if is_late else choices).append(lambda stage=stage: self._control(stage))
             if stage.session.queued:
                 choices.append(lambda index=index: self._run(index))
         if self.verdicts:
             choices.append(lambda: self.generation.receive_verdict(self.verdicts.popleft()))
         if self.drafts:
             choices.append(self._draft)
+        choices = choices or late
         assert choices, "nothing can happen: the ring is stuck"
         if self.rng.random() < self.loss_rate and self.losses < 5:
             self._lose()
@@ -217,7 +245,7 @@ class Ring:
         done = self.stages[index].run()
         if done is None:
             return
-        _, message, hidden = done
+        message, hidden = done
         if isinstance(message, Verdict):
             self.verdicts.append(message)
         else:
@@ -235,12 +263,24 @@ class Ring:
             return
         self.generation.lose_cache()
         lost = self.rng.randrange(self.count)
+        self.lost_stages.append(self.stages[lost])
         self.stages[lost] = self._new_stage(lost, self.generation.epoch)
 
     def run(self, max_steps: int = 60_000) -> list[int]:
-        """Step until the end; gives the emitted tokens."""
+        """Step until the end, see that it is the end, and give the emitted tokens."""
         for _ in range(max_steps):
             self.step()
             if self.finish is not None:
+                self._linger()
                 return self.emitted
         raise AssertionError("the generation does not end")
+
+    def _linger(self) -> None:
+        """What still arrives after the end, true or not, must not set off anything."""
+        for verdict in self.verdicts:
+            self.generation.receive_verdict(verdict)
+        for request, text in self.drafts:
+            self.generation.receive_draft(request.request, self.propose(text, request.depth_tokens))
+        self.generation.lose_cache()
+        self.generation.cancel()
+        assert self.generation.next_command() is None, "a command after the end"
