@@ -99,17 +99,18 @@ def generate(
 ) -> None:
     """Let a ring of peers answer a prompt."""
     configure_logging(log_level or "warning")
-    _check_peers(peer or ())
     bias = tuple(_parse_bias(text) for text in logit_bias or ())
+    sampling = SamplingParams(
+        temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, bias, seed
+    )
     proposer, limits = _drafting(draft, depth)
+    _check_peers(peer or ())
     wish = Wish(
         prompt=_read_prompt(prompt),
         is_raw=raw,
         peers=tuple(peer or ()),
         max_tokens=max_tokens,
-        sampling=SamplingParams(
-            temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, bias, seed
-        ),
+        sampling=sampling,
         stop_strings=tuple(stop or ()),
         proposer=proposer,
         limits=limits,
