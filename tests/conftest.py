@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 # Read when torch and its libraries are first imported: one thread keeps tests repeatable and fair to each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # No test reaches a model hub, whatever a library would like to check there.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# The same examples in every run: what fails once fails again.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

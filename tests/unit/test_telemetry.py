@@ -22,11 +22,17 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
+    root, libp2p = logging.getLogger(), logging.getLogger("libp2p")
     handlers, level, last_resort = root.handlers[:], root.level, logging.lastResort
+    libp2p_level, libp2p_propagates = libp2p.level, libp2p.propagate
+    # As before libp2p was imported: pytest listens to a logger that does not propagate.
+    libp2p.setLevel(logging.NOTSET)
+    libp2p.propagate = True
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    libp2p.setLevel(libp2p_level)
+    libp2p.propagate = libp2p_propagates
     logging.lastResort = last_resort
     logging.captureWarnings(False)
     structlog.reset_defaults()
