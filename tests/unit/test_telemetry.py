@@ -24,8 +24,9 @@ class Terminal(io.StringIO):
 def _restore_logging() -> Iterator[None]:
     root, libp2p = logging.getLogger(), logging.getLogger("libp2p")
     handlers, level, last_resort = root.handlers[:], root.level, logging.lastResort
-    libp2p_level, libp2p_propagates = libp2p.level, libp2p.propagate
+    libp2p_level, libp2p_propagates, libp2p_handlers = libp2p.level, libp2p.propagate, libp2p.handlers[:]
     # As before libp2p was imported: pytest listens to a logger that does not propagate.
+    libp2p.handlers.clear()
     libp2p.setLevel(logging.NOTSET)
     libp2p.propagate = True
     yield
@@ -33,6 +34,7 @@ def _restore_logging() -> Iterator[None]:
     root.setLevel(level)
     libp2p.setLevel(libp2p_level)
     libp2p.propagate = libp2p_propagates
+    libp2p.handlers[:] = libp2p_handlers
     logging.lastResort = last_resort
     logging.captureWarnings(False)
     structlog.reset_defaults()
