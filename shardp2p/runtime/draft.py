@@ -14,6 +14,9 @@ from shardp2p.vocabulary import Branch, Token
 SCANNED_OCCURRENCES = 64
 """How many of the latest occurrences of an n-gram are looked at, so that a frequent one costs no more."""
 
+LEAST_PROBABILITY = 0.2
+"""Below this a branch costs more computing, where that is what costs, than the tokens that it saves now and then."""
+
 
 class NoDraft:
     """Never proposes: plain decoding."""
@@ -33,11 +36,14 @@ class PromptLookup:
     tokens up to where it diverges. Proposals depend on the text alone.
     """
 
-    def __init__(self, ngram: int = 3, branches: int = 3) -> None:
+    def __init__(self, ngram: int = 3, branches: int = 3, least_probability: float = LEAST_PROBABILITY) -> None:
         if ngram < 1 or branches < 1:
             raise ConfigError(f"prompt lookup with ngram {ngram} and {branches} branches; both must be at least 1")
+        if not 0.0 <= least_probability <= 1.0:
+            raise ConfigError(f"prompt lookup with a least probability of {least_probability}; it is between 0 and 1")
         self._ngram = ngram
         self._branches = branches
+        self._least_probability = least_probability
         self._text: list[Token] = []
         self._ends: dict[tuple[Token, ...], list[int]] = {}
         """For each n-gram of the text, how many tokens the text has up to the end of each occurrence, ascending."""
@@ -49,6 +55,7 @@ class PromptLookup:
     def propose(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         """Up to `branches` continuations that differ in their first token, the most probable first.
 
+        None is less probable than `least_probability`, so where nothing repeats there is often none at all.
         Each continues as the text did after the latest occurrence of the longest n-gram that its first token
         followed; a continuation that reaches the end of the text goes on through itself, as a repetition would.
         """
@@ -57,7 +64,9 @@ class PromptLookup:
         self._follow(list(text))
         ranked = sorted(self._successors().items(), key=lambda item: -item[1][1])
         return tuple(
-            Branch(self._copy(end, depth_tokens), probability) for _, (end, probability) in ranked[: self._branches]
+            Branch(self._copy(end, depth_tokens), probability)
+            for _, (end, probability) in ranked[: self._branches]
+            if probability >= self._least_probability
         )
 
     def _successors(self) -> dict[Token, tuple[int, float]]:

@@ -41,13 +41,13 @@ def naive_lookup(text: list[int], depth: int, ngram: int, branches: int) -> list
 
 @given(TEXTS, st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
 def test_a_lookup_equals_a_naive_search(text: list[int], depth: int, ngram: int, branches: int) -> None:
-    assert list(PromptLookup(ngram, branches).propose(text, depth)) == naive_lookup(text, depth, ngram, branches)
+    assert list(PromptLookup(ngram, branches, 0.0).propose(text, depth)) == naive_lookup(text, depth, ngram, branches)
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 3), max_size=20)), max_size=12))
 def test_texts_that_grow_shrink_and_diverge_are_followed(edits: list[tuple[int, list[int]]]) -> None:
-    lookup = PromptLookup()
+    lookup = PromptLookup(least_probability=0.0)
     text: list[int] = []
     for kept, added in edits:
         text = text[:kept] + added
@@ -62,7 +62,7 @@ def test_a_frequent_token_is_scanned_as_the_naive_search_does() -> None:
 
 @given(TEXTS, st.integers(1, 9))
 def test_every_proposal_has_followed_the_end_of_the_text_before(text: list[int], depth: int) -> None:
-    for branch in PromptLookup().propose(text, depth):
+    for branch in PromptLookup(least_probability=0.0).propose(text, depth):
         assert len(branch.tokens) == depth
         occurrences = [end for end in range(1, len(text)) if text[end - 1] == text[-1]]
         assert any(text[end : end + depth] == list(branch.tokens)[: len(text) - end] for end in occurrences)
@@ -70,7 +70,7 @@ def test_every_proposal_has_followed_the_end_of_the_text_before(text: list[int],
 
 @given(TEXTS, st.integers(1, 9))
 def test_branches_differ_in_their_first_token_and_come_best_first(text: list[int], depth: int) -> None:
-    branches = PromptLookup(branches=4).propose(text, depth)
+    branches = PromptLookup(branches=4, least_probability=0.0).propose(text, depth)
     assert len({branch.tokens[0] for branch in branches}) == len(branches) <= 4
     probabilities = [branch.probability for branch in branches]
     assert probabilities == sorted(probabilities, reverse=True)
@@ -80,8 +80,21 @@ def test_branches_differ_in_their_first_token_and_come_best_first(text: list[int
 
 def test_the_longest_match_and_then_the_latest_come_first() -> None:
     text = [1, 2, 3, 7, 9, 3, 8, 6, 3, 5, 1, 2, 3]
-    assert [branch.tokens for branch in PromptLookup().propose(text, 2)] == [(7, 9), (5, 1), (8, 6)]
+    every = PromptLookup(least_probability=0.0)
+    assert [branch.tokens for branch in every.propose(text, 2)] == [(7, 9), (5, 1), (8, 6)]
     assert [branch.tokens for branch in PromptLookup(branches=1).propose(text, 2)] == [(7, 9)]
+
+
+@given(TEXTS, st.floats(0.0, 1.0))
+def test_a_branch_that_is_not_probable_enough_is_left_out(text: list[int], least: float) -> None:
+    every = PromptLookup(least_probability=0.0).propose(text, 4)
+    assert PromptLookup(least_probability=least).propose(text, 4) == tuple(b for b in every if b.probability >= least)
+
+
+def test_where_next_to_nothing_repeats_nothing_is_proposed() -> None:
+    often_followed_by_others = [7, 1, 7, 2, 7, 3, 7, 4, 7, 5, 7, 6, 7]
+    assert len(PromptLookup(least_probability=0.0).propose(often_followed_by_others, 4)) == 3
+    assert PromptLookup().propose(often_followed_by_others, 4) == ()
 
 
 def test_a_repetition_is_continued_to_the_full_depth() -> None:
