@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardp2p.config import prepare_compute
 from shardp2p.lab.children import Child, open_children
 from shardp2p.vocabulary import DType, Token
 
@@ -59,6 +60,7 @@ async def open_reference(
 
 def _serve(directory: Path, dtype: DType, threads: int) -> None:
     """Load, say that we are ready, and answer line by line."""
+    prepare_compute()  # as the stages do, so that idle threads disturb nobody
     from shardp2p.runtime.device import set_threads
     from shardp2p.runtime.reference import Reference
 
