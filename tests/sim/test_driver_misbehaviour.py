@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from shardp2p.coordinator.commands import Limits
 from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError, RemoteProtocolError, ShardError
 from shardp2p.vocabulary import SessionId, Slot
+from shardp2p.wire.channel import open_channel
 from shardp2p.wire.messages import (
     Activations,
     Chunk,
@@ -245,3 +246,31 @@ async def test_a_stage_that_cannot_be_reached_is_named(autojump_clock: MockClock
         assert isinstance(error, PeerUnavailableError)
         assert error.peer == stage_id(2)
         await ring.assert_settled()
+
+
+@pytest.mark.parametrize("intruder", [stage_id(1), stage_id(2)])
+async def test_only_the_last_stage_may_bring_verdicts_and_only_once(intruder: str, autojump_clock: MockClock) -> None:
+    """Verdicts of another peer, or on a second stream, are refused, and the generation does not notice."""
+    async with trio.open_nursery() as nursery:
+        ring = SimRing(nursery, 2)
+        refused = 0
+
+        async def intrude(session: SessionId) -> None:
+            nonlocal refused
+            stream = await ring.swarm.network(intruder).open_stream(COORDINATOR, RING)
+            async with open_channel(stream, RING) as channel:
+                await channel.send(Hello(session))
+                with pytest.raises(PeerUnavailableError, match="reset"):
+                    await channel.receive()
+                refused += 1
+
+        def tell(verdict: Message) -> list[Message | bytes]:
+            assert isinstance(verdict, Verdict)
+            nursery.start_soon(intrude, verdict.ref.session)
+            return [verdict]
+
+        ring.start_stage(2, lambda network: TamperedNetwork(network, RING, after(1, Verdict, tell)))
+        assert await outcome(ring) == EXPECTED
+        await ring.assert_settled()
+        assert refused == 1
+        assert [error.peer for error in ring.network.failures] == [intruder]

@@ -39,7 +39,7 @@ from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Stream
 from tests.support.fake_block import MODEL_LAYERS, fake_reference
 from tests.support.memory_network import MemoryNetwork
-from tests.support.sim_ring import CACHE_ROWS, DIGEST, SimRing, prompt, request, stage_id
+from tests.support.sim_ring import CACHE_ROWS, DIGEST, HANGS_S, SimRing, prompt, request, stage_id
 
 SESSION = SessionId("a0" * 16)
 STAGE, CLIENT, PREVIOUS = stage_id(1), PeerId("client"), PeerId("previous")
@@ -120,13 +120,14 @@ def chunk(first: int, tokens: Sequence[int], *, seq: int, epoch: int = 0, **chan
 @asynccontextmanager
 async def stage_and_client(compute_s: float = 0.01) -> AsyncIterator[Client]:
     """A ring of one stage and its client; in the end the stage must have nothing left and still serve well."""
-    async with trio.open_nursery() as nursery:
-        ring = SimRing(nursery, 1, compute_s=compute_s)
-        async with AsyncExitStack() as stack:
-            yield Client(ring, stack)
-        await ring.assert_settled()
-        tokens, _ = await ring.generate(request())
-        assert tokens == fake_reference(prompt(), 24)
+    with trio.fail_after(HANGS_S):
+        async with trio.open_nursery() as nursery:
+            ring = SimRing(nursery, 1, compute_s=compute_s)
+            async with AsyncExitStack() as stack:
+                yield Client(ring, stack)
+            await ring.assert_settled()
+            tokens, _ = await ring.generate(request())
+            assert tokens == fake_reference(prompt(), 24)
 
 
 async def drain(stream: Stream) -> None:
@@ -482,3 +483,18 @@ async def test_a_coordinator_that_vanishes_as_its_session_opens_frees_the_sessio
         await trio.sleep(20)
         assert client.sim.services[STAGE].free_cache_rows == CACHE_ROWS
         assert client.sim.swarm.open_streams == 1  # that of our own previous peer
+
+
+async def test_a_previous_peer_that_ended_and_left_takes_no_credit_and_that_is_no_failure(
+    autojump_clock: MockClock,
+) -> None:
+    async with stage_and_client(compute_s=0.5) as client:
+        control, stream = await client.open(max_chunks=INITIAL_CREDITS), await client.ring()
+        for seq in range(10):  # one credit message's worth, and some more
+            await stream.send(chunk(seq, (seq,), seq=seq))
+        await stream.send(End())
+        await trio.sleep(0.1)
+        await stream.aclose()
+        await client.wait_verdicts(10)
+        await control.send(Close())
+        assert isinstance(await control.receive(), Closed)

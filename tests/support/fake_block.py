@@ -82,7 +82,7 @@ class FakeBlock:
         """[n, V] of hidden [n, 1]."""
         x = hidden.to(torch.int64)
         j = torch.arange(self.vocab_size)
-        return ((x * (2 * j + 17) + j * j * 40_503) % 1_009) / 50.0
+        return ((x * (2 * j + 17) + j * j * 40_503) % 1_009) / 250.0
 
 
 class InlineDevice:

@@ -33,6 +33,9 @@ CACHE_ROWS = 2_000
 SETTLE_S = 30.0
 """Longer than any farewell, grace or wait of the protocols."""
 
+HANGS_S = 5_000.0
+"""What has not ended by then never will."""
+
 ServeRing = Callable[[SessionId, CreditReceiver, PeerId], Awaitable[None]]
 
 
@@ -98,11 +101,12 @@ class SimRing:
     ) -> tuple[tuple[Token, ...], Result]:
         """The tokens of one generation and how it went."""
         tokens: list[Token] = []
-        async with open_generation(
-            network or self.network, self.verdicts, plan or self.plan, request, proposer=proposer, limits=limits
-        ) as stream:
-            async for batch in stream:
-                tokens.extend(batch)
+        with trio.fail_after(HANGS_S):
+            async with open_generation(
+                network or self.network, self.verdicts, plan or self.plan, request, proposer=proposer, limits=limits
+            ) as stream:
+                async for batch in stream:
+                    tokens.extend(batch)
         return tuple(tokens), stream.result
 
     async def assert_settled(self) -> None:
