@@ -356,7 +356,9 @@ class _Driver:
     def _propose(self, request: NeedDraft) -> None:
         if self._proposer is None:
             return
-        text = (*self._generation.text[: request.committed_tokens], *request.drafted)
+        text = self._generation.text
+        if request.drafted:
+            text = (*text[: request.committed_tokens], *request.drafted)
         self._generation.receive_draft(request.request, self._proposer.propose(text, request.depth_tokens))
 
     def _note_lap(self, verdict: Verdict) -> None:

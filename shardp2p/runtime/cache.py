@@ -60,14 +60,14 @@ class RowCache:
         """How many rows are in use."""
         return self.ancestry.rows
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keeps exactly these rows, ascending, renumbered from 0; the parent of a kept row must be kept.
+    def keep(self, rows: Sequence[int], first: int = 0) -> None:
+        """Keeps the rows before `first` and exactly these of the others, ascending, renumbered from 0.
 
         Raises:
-            LocalProtocolError: before anything changed, where that does not hold.
+            LocalProtocolError: before anything changed, where the rows are out of order or a parent is not kept.
         """
-        still = self.ancestry.keep(rows)
-        self.tensors.move(rows[still:], still)
+        still = self.ancestry.keep(rows, first)
+        self.tensors.move(rows[still - first :], still)
 
     def truncate(self, rows: int) -> None:
         """Forgets the rows from `rows` on."""

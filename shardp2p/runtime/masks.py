@@ -95,17 +95,19 @@ class Ancestry:
         for column in (self._parents, self._trunks, self._bits):
             del column[rows - self.chain :]
 
-    def keep(self, rows: Sequence[int]) -> int:
-        """Keeps exactly these rows, renumbered from 0; gives how many leading rows stay where they are.
+    def keep(self, rows: Sequence[int], first: int = 0) -> int:
+        """Keeps the rows before `first` and exactly these of the others, renumbered from 0; gives how many leading rows
+        stay where they are.
 
         Raises:
             LocalProtocolError: the rows are not ascending or not there, or one's parent is not kept.
         """
         kept = np.asarray(rows, dtype=np.int64)
-        if kept.size and not (kept[0] >= 0 and kept[-1] < self.rows and bool((np.diff(kept) > 0).all())):
+        is_ascending = not kept.size or (kept[0] >= first and kept[-1] < self.rows and bool((np.diff(kept) > 0).all()))
+        if not (is_ascending and 0 <= first <= self.rows):
             raise LocalProtocolError("the rows to keep must be ascending rows of the cache")
-        still = int(np.searchsorted(kept - np.arange(kept.size), 1))
-        moved = kept[still:]
+        at_home = int(np.searchsorted(kept - np.arange(kept.size), first + 1))
+        still, moved = first + at_home, kept[at_home:]
         new_numbers = {int(row): still + index for index, row in enumerate(moved)}
         parents = []
         for row in new_numbers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardp2p.errors import OverloadedError, RemoteProtocolError
 from shardp2p.vocabulary import NO_PARENT, ChunkRef, Slot, Token
@@ -22,11 +23,22 @@ MAX_SLOTS = 1 << 22
 """Slots in an epoch: what a session may make a stage remember of token ids."""
 
 
+class Keep(NamedTuple):
+    """Which cache rows stay: all before `first`, and `rows`, ascending from there. They are renumbered from 0."""
+
+    first: int
+    rows: tuple[int, ...]
+
+    def before(self, row: int) -> int:
+        """The number that a kept row had before."""
+        return row if row < self.first else self.rows[row - self.first]
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """One chunk to run or to pass on.
 
-    keep          cache rows to keep, ascending, before anything else; None leaves the cache as it is
+    keep          what to keep of the cache before anything else; None leaves the cache as it is
     rows          the chunk's rows to compute, ascending; empty when all are skipped
     inputs        where each of `rows` lies among the inputs that arrived
     cache_parents cache row of each one's parent, -1 for none; rows are appended in this order
@@ -35,7 +47,7 @@ class Work:
     """
 
     arrival: Chunk | Activations
-    keep: tuple[int, ...] | None
+    keep: Keep | None
     rows: tuple[int, ...]
     inputs: tuple[int, ...]
     cache_parents: tuple[int, ...]
@@ -64,9 +76,10 @@ class Session:
         self._has_begun = False
         self._next_seq = 0
         self._lineage = Lineage()
-        self._row_of: dict[Slot, int] = {}  # slots that are in the cache
-        self._used = 0
-        self._keep: tuple[int, ...] | None = None
+        self._slots: list[Slot] = []  # by cache row
+        self._row_of: dict[Slot, int] = {}
+        self._firm = 0  # leading rows that hold the text and so never die
+        self._keep: Keep | None = None
         self._queue: deque[Chunk | Activations] = deque()
         self._tokens: list[Token] = []  # by slot
         self._tokens_epoch = 0
@@ -152,8 +165,8 @@ class Session:
         for row in alive:
             parent = arrival.parents[row]
             cache_parents.append(-1 if parent == NO_PARENT else self._row_of[parent])
-            self._row_of[Slot(first + row)] = self._used
-            self._used += 1
+            self._row_of[Slot(first + row)] = len(self._slots)
+            self._slots.append(Slot(first + row))
         keep, self._keep = self._keep, None
         is_alive = set(alive)
         return Work(
@@ -174,24 +187,43 @@ class Session:
         self._queue.clear()
         self._epoch = ref.epoch
         self._has_begun = True
-        self._retain(kept)
+        self._retain(0, [self._row_of[slot] for slot in kept])
+        self._slots = [Slot(position) for position in range(len(kept))]
+        self._row_of = dict(zip(self._slots, range(len(kept)), strict=True))
+        self._firm = len(kept)
 
     def _make_room(self, first: Slot, rows: int) -> None:
         """Compact when many rows are dead, or when the next ones would not fit. `first`: the chunk's first slot."""
+        used = len(self._slots)
         cached = len(self._lineage) - self._lineage.count_from(first)
-        dead = self._used - cached
-        if dead >= max(COMPACT_DEAD_ROWS, cached // 4) or (dead and self._used + rows > self._capacity):
-            self._retain([slot for slot in self._row_of if not self._lineage.is_dead(slot)], renumber=False)
-        if self._used + rows > self._capacity:
+        dead = used - cached
+        if dead >= max(COMPACT_DEAD_ROWS, cached // 4) or (dead and used + rows > self._capacity):
+            self._compact()
+        if len(self._slots) + rows > self._capacity:
             raise OverloadedError(
-                f"the session's {self._capacity} cache rows are full ({self._used} used, {rows} more needed); "
+                f"the session's {self._capacity} cache rows are full ({len(self._slots)} used, {rows} more needed); "
                 "ask for fewer tokens"
             )
 
-    def _retain(self, slots: Sequence[Slot], *, renumber: bool = True) -> None:
-        """Keep the rows of these slots, ascending, composed with a retention that the cache has not seen yet."""
-        rows = [self._row_of[slot] for slot in slots]
-        if len(rows) < self._used:
-            self._keep = tuple(rows) if self._keep is None else tuple(self._keep[row] for row in rows)
-        self._row_of = {Slot(row) if renumber else slot: row for row, slot in enumerate(slots)}
-        self._used = len(rows)
+    def _compact(self) -> None:
+        """Drop the dead rows. Costs what lies behind the text's leading rows, not the whole text."""
+        while self._firm < len(self._slots) and self._lineage.is_trunk(self._slots[self._firm]):
+            self._firm += 1
+        behind = range(self._firm, len(self._slots))
+        rows = [row for row in behind if not self._lineage.is_dead(self._slots[row])]
+        self._retain(self._firm, rows)
+        for slot in self._slots[self._firm :]:
+            del self._row_of[slot]
+        self._slots[self._firm :] = [self._slots[row] for row in rows]
+        for row in range(self._firm, len(self._slots)):
+            self._row_of[self._slots[row]] = row
+
+    def _retain(self, first: int, rows: Sequence[int]) -> None:
+        """Keep these rows and those before `first`, composed with a retention that the cache has not seen yet."""
+        if first + len(rows) == len(self._slots):
+            return
+        if self._keep is None:
+            self._keep = Keep(first, tuple(rows))
+        else:
+            head = min(first, self._keep.first)
+            self._keep = Keep(head, tuple(self._keep.before(row) for row in (*range(head, first), *rows)))

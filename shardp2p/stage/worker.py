@@ -67,8 +67,10 @@ class SessionWorker:
         """
         started = perf_counter()
         if work.keep is not None:
-            self._cache.keep(work.keep)
-            self._counts = [self._counts[row] for row in work.keep] if self._counts else []
+            first, rows = work.keep
+            self._cache.keep(rows, first)
+            if self._counts:
+                self._counts[first:] = [self._counts[row] for row in rows]
         hidden = None
         if work.rows:
             inputs = self._inputs(work)

@@ -34,9 +34,10 @@ class FakeCache:
         self.capacity_rows = capacity_rows
         self.rows: list[tuple[int, int, tuple[int, ...]]] = []
 
-    def keep(self, rows: Sequence[int]) -> None:
-        if list(rows) != sorted(set(rows)) or any(row >= len(self.rows) for row in rows):
+    def keep(self, rows: Sequence[int], first: int = 0) -> None:
+        if list(rows) != sorted(set(rows)) or any(not first <= row < len(self.rows) for row in rows):
             raise LocalProtocolError("the rows to keep must be ascending rows of the cache")
+        rows = (*range(first), *rows)
         numbers = {row: at for at, row in enumerate(rows)} | {-1: -1}
         self.rows = [(numbers[parent], position, sums) for parent, position, sums in (self.rows[r] for r in rows)]
 

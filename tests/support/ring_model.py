@@ -72,7 +72,7 @@ class FakeStage:
         work = self._corrupt(work)
         hidden = self.hidden.pop(work.ref.seq)
         if work.keep is not None:
-            self._keep(work.keep)
+            self._keep((*range(work.keep.first), *work.keep.rows))
         tokens = [hidden[i] for i in work.inputs]
         first_row = len(self.rows)
         for token, parent, position in zip(tokens, work.cache_parents, work.positions, strict=True):

@@ -91,7 +91,7 @@ def wrong_parent(work: Work) -> Work:
 
 
 def lost_row(work: Work) -> Work:
-    return replace(work, keep=work.keep[:-1]) if work.keep else work
+    return replace(work, keep=work.keep._replace(rows=work.keep.rows[:-1])) if work.keep else work
 
 
 def swapped_inputs(work: Work) -> Work:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardp2p.errors import OverloadedError, RemoteProtocolError
-from shardp2p.stage.session import COMPACT_DEAD_ROWS, Session, Work
+from shardp2p.stage.session import COMPACT_DEAD_ROWS, Keep, Session, Work
 from shardp2p.vocabulary import ChunkRef, SessionId, Slot
 from shardp2p.wire.messages import Activations, Chunk, Commit, TensorFrame, Tokens
 
@@ -40,6 +40,11 @@ def activations(of: Chunk, skipped: Sequence[int] = ()) -> Activations:
 def line(first: int, count: int, *, seq: int, epoch: int = 0) -> Chunk:
     """Committed text: each slot below the one before it."""
     return chunk(first, range(first - 1, first + count - 1), first + count - 1, seq=seq, epoch=epoch)
+
+
+def kept(work: Work) -> tuple[int, ...] | None:
+    """The cache rows that stay."""
+    return None if work.keep is None else (*range(work.keep.first), *work.keep.rows)
 
 
 def work_of(made: Session) -> Work:
@@ -172,10 +177,10 @@ def test_a_full_cache_is_declined() -> None:
 def test_dead_rows_make_room_when_the_cache_is_full() -> None:
     made = session(cache_rows=5)
     made.receive(chunk(0, (-1, 0, 0, 0, 0), 0, seq=0))
-    assert work_of(made).keep is None
+    assert kept(work_of(made)) is None
     made.receive(chunk(5, (3, 5), 3, seq=1))
     work = work_of(made)
-    assert work.keep == (0, 3)
+    assert kept(work) == (0, 3)
     assert (work.cache_parents, work.positions) == ((1, 2), (2, 3))
 
 
@@ -183,10 +188,10 @@ def test_many_dead_rows_are_compacted_though_there_is_room() -> None:
     made = session(cache_rows=10_000)
     branches = COMPACT_DEAD_ROWS + 1
     made.receive(chunk(0, (-1, *(0,) * branches), 0, seq=0))
-    assert work_of(made).keep is None
+    assert kept(work_of(made)) is None
     made.receive(chunk(branches + 1, (branches,), branches, seq=1))
     work = work_of(made)
-    assert work.keep == (0, branches)
+    assert kept(work) == (0, branches)
     assert work.cache_parents == (1,)
 
 
@@ -194,7 +199,21 @@ def test_rows_that_are_not_computed_yet_are_not_counted_as_dead() -> None:
     made = session(cache_rows=10_000)
     made.receive(line(0, 200, seq=0))
     made.receive(line(200, 200, seq=1))
-    assert [work_of(made).keep for _ in range(2)] == [None, None]
+    assert [kept(work_of(made)) for _ in range(2)] == [None, None]
+
+
+def test_a_compaction_costs_what_lies_behind_the_text() -> None:
+    made = session(cache_rows=10_000)
+    made.receive(line(0, 4_000, seq=0))
+    work_of(made)
+    made.receive(chunk(4_000, (3_999,) * 2_000, 3_999, seq=1))
+    work_of(made)
+    made.receive(chunk(6_000, (4_001, 6_000), 6_000, seq=2))
+    assert work_of(made).keep == Keep(4_000, (4_001,))
+    made.receive(chunk(6_002, (6_000,) * 2_000, 6_000, seq=3))
+    work_of(made)
+    made.receive(chunk(8_002, (6_002,), 8_002, seq=4))
+    assert work_of(made).keep == Keep(4_002, (4_003,))
 
 
 # epochs
@@ -208,7 +227,7 @@ def test_a_new_epoch_drops_what_waits_and_keeps_the_rows_of_the_text() -> None:
     made.receive(chunk(2, (1, 2), 3, seq=5, epoch=1))
     assert (made.epoch, made.queued) == (1, 1)
     work = work_of(made)
-    assert work.keep == (0, 1)  # slot 1 was skipped: the text's rows are the first two
+    assert kept(work) == (0, 1)  # slot 1 was skipped: the text's rows are the first two
     assert (work.cache_parents, work.positions) == ((1, 2), (2, 3))
     made.receive(line(4, 1, seq=2))  # of the old epoch, late
     assert made.next_work() is None
@@ -224,7 +243,7 @@ def test_two_epochs_in_a_row_compose_what_they_keep() -> None:
     made.receive(line(3, 1, seq=1, epoch=1))
     made.receive(line(2, 2, seq=2, epoch=2))
     work = work_of(made)
-    assert work.keep == (0, 3)
+    assert kept(work) == (0, 3)
     assert (work.cache_parents, work.positions) == ((1, 2), (2, 3))
 
 
@@ -237,8 +256,8 @@ def test_an_epoch_keeps_rows_that_lie_apart_and_later_work_builds_on_them() -> N
     made.receive(chunk(8, (3,), 8, seq=2, epoch=1))
     made.commit(Commit(1, Slot(8), Slot(3)))
     works = [work_of(made), work_of(made)]
-    assert (works[0].keep, works[0].cache_parents) == ((0, 3, 4), (2,))
-    assert (works[1].keep, works[1].cache_parents) == (None, (3,))
+    assert (kept(works[0]), works[0].cache_parents) == ((0, 3, 4), (2,))
+    assert (kept(works[1]), works[1].cache_parents) == (None, (3,))
 
 
 def test_rows_that_die_between_an_epoch_and_its_first_work_are_dropped_with_it() -> None:
@@ -247,7 +266,7 @@ def test_rows_that_die_between_an_epoch_and_its_first_work_are_dropped_with_it()
     work_of(made)
     made.receive(chunk(2, (1, 1), 2, seq=1, epoch=1))
     work = work_of(made)
-    assert (work.keep, work.rows, work.cache_parents) == ((0, 1), (0,), (1,))
+    assert (kept(work), work.rows, work.cache_parents) == ((0, 1), (0,), (1,))
 
 
 def test_an_epoch_cannot_keep_what_was_never_computed_here() -> None:
@@ -347,12 +366,12 @@ def hostile_step(made: Session, rng: random.Random, seq: int, rows: int) -> int:
         )
         made.receive(activations(sent, sorted(rng.sample(range(len(parents)), rng.randint(0, 1)))))
     elif (work := made.next_work()) is not None:
-        kept = rows if work.keep is None else len(work.keep)
-        assert work.keep is None or all(row < rows for row in work.keep)
-        assert list(work.keep or ()) == sorted(set(work.keep or ()))
+        stay = range(rows) if work.keep is None else kept(work) or ()
+        assert list(stay) == sorted(set(stay))
+        assert all(row < rows for row in stay)
         for at, parent in enumerate(work.cache_parents):
-            assert -1 <= parent < kept + at
+            assert -1 <= parent < len(stay) + at
         assert sorted((*work.rows, *work.skipped)) == list(range(len(work.arrival.parents)))
         assert all(0 <= at < len(work.arrival.parents) for at in work.inputs)
-        return kept + len(work.rows)
+        return len(stay) + len(work.rows)
     return rows
