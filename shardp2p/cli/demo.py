@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardp2p.wire.messages import MemberInfo
 
 DEMO_MODEL = "smollm2"
-PROMPT = "Why is the sky blue? Answer in two sentences, then say the same two sentences once more."
+PROMPT = "What is a peer-to-peer network? Answer in two short sentences."
 DRAFTS = ("lookup", "none")
 
 

@@ -20,8 +20,10 @@ CONTEXT_TOKENS = 512
 
 
 @pytest.fixture(autouse=True)
-def no_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +154,7 @@ def wait_check(process: Shardp2p) -> None:
     ],
 )
 def test_signal_at_any_moment_leaves_no_process(
-    tiny_demo: Shardp2p, number: signal.Signals, wait_moment: Callable[[Shardp2p], None]
+    tiny_demo: Shardp2p, tmp_path: Path, number: signal.Signals, wait_moment: Callable[[Shardp2p], None]
 ) -> None:
     wait_moment(tiny_demo)
     children = children_of(tiny_demo)
@@ -162,6 +164,8 @@ def test_signal_at_any_moment_leaves_no_process(
     assert exit_code == (128 + number if number == signal.SIGINT else -number)
     _, alive = psutil.wait_procs(children, HANG_S)
     assert alive == []
+    if number == signal.SIGINT:
+        assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_stage_that_dies_ends_the_demo_and_is_named(tiny_demo: Shardp2p) -> None:
