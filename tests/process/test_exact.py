@@ -22,7 +22,7 @@ from shardp2p.runtime.tokenizer import Tokenizer
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import route
 from shardp2p.vocabulary import ModelId, SamplingParams, Token
-from tests.support.exactness import ARMS, PROMPTS, SAMPLING, SPLITS, Arm
+from tests.support.exactness import ARMS, PROMPTS, SAMPLING, SPLITS, Arm, wrong_arm
 from tests.support.models import smollm2_directory
 
 LAYERS = 30
@@ -101,7 +101,7 @@ def print_nothing(_: str) -> None:
 async def test_a_spread_of_prompts_splits_and_arms_is_exact() -> None:
     tokens, prompts = 32, (1, 6, 13, 18)
     expected = expectations(tokens, prompts)
-    cases = [(prompts[at % len(prompts)], arm) for at, arm in enumerate(ARMS)]
+    cases = [(prompts[at % len(prompts)], arm) for at, arm in enumerate((*ARMS, wrong_arm(2), wrong_arm(5)))]
     plain_sampled = [(prompt, Arm("none", 1, True)) for prompt, arm in cases if arm.is_sampled]
     for at, split in enumerate(SPLITS):
         spread = [case for number, case in enumerate(cases) if number % len(SPLITS) == at]
@@ -114,7 +114,10 @@ async def test_a_spread_of_prompts_splits_and_arms_is_exact() -> None:
 async def test_the_whole_product_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = 128
     expected = expectations(tokens, range(len(PROMPTS)))
-    cases = [(prompt, arm) for arm in ARMS for prompt in range(len(PROMPTS))]
+    everyone = range(len(PROMPTS))
+    cases = [(prompt, arm) for arm in ARMS for prompt in everyone] + [
+        (prompt, wrong_arm(prompt)) for prompt in everyone
+    ]
 
     def note(line: str) -> None:
         with capsys.disabled():

@@ -49,7 +49,7 @@ class Arm:
 
     def limits(self) -> Limits:
         """Narrow chunks, so that a tree takes several of them."""
-        return Limits(max_chunks=self.depth, chunk_tokens=8, prefill_tokens=24, draft_tokens=4)
+        return Limits(max_chunks=self.depth, chunk_tokens=12, prefill_tokens=24, draft_tokens=6)
 
     def make_proposer(self, prompt: Sequence[Token], answer: Sequence[Token], seed: int) -> Proposer | None:
         """A fresh proposer for one answer; `answer` is what it should come to."""
@@ -59,12 +59,24 @@ class Arm:
             case "wrong":
                 return RandomWrong(seed, 49_152, branches=2)
             case "mixed":
-                return OracleMix((*prompt, *answer), 0.75, seed, branches=2)
+                return OracleMix((*prompt, *answer), 0.85, seed, branches=2)
             case _:
                 return None
 
 
-GREEDY_ARMS = (Arm("none", 1), Arm("lookup", 4), Arm("wrong", 4), *(Arm("mixed", depth) for depth in range(1, 9)))
-SAMPLED_ARMS = (Arm("none", 1, True), Arm("lookup", 4, True), Arm("mixed", 6, True))
-ARMS = (*GREEDY_ARMS, *SAMPLED_ARMS)
+DEPTHS = range(1, 9)
+ARMS = (
+    Arm("none", 1),
+    Arm("lookup", 4),
+    *(Arm("mixed", depth) for depth in DEPTHS),
+    Arm("none", 1, True),
+    Arm("lookup", 4, True),
+    Arm("mixed", 6, True),
+)
+"""Every prompt goes through each of these; `wrong_arm` comes on top, at a depth that goes round with the prompts."""
 SPLITS = (1, 2, 3, 5)
+
+
+def wrong_arm(prompt: int) -> Arm:
+    """Drafts that are all wrong, the deeper the more wasted work: one depth for each prompt."""
+    return Arm("wrong", DEPTHS[prompt % len(DEPTHS)])
