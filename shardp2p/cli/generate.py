@@ -92,7 +92,7 @@ def generate(
     logit_bias: options.LogitBias = None,
     seed: options.Seed = DEFAULTS.seed,
     draft: options.Draft = "none",
-    depth: options.Depth = 4,
+    depth: options.Depth = 1,
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
     log_level: options.LogLevel = None,

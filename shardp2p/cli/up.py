@@ -141,6 +141,7 @@ async def _import_runtime() -> None:
 
     def run_imports() -> None:
         import shardp2p.runtime.load
+        import shardp2p.runtime.prepare
         import shardp2p.stage.worker  # noqa: F401
 
     with progress_bar() as report:
@@ -151,8 +152,11 @@ async def _import_runtime() -> None:
 async def _load(device: DeviceThread, serving: Serving) -> Loaded:
     from shardp2p.runtime.load import load_block
     from shardp2p.runtime.memory import PeakGrowth
+    from shardp2p.runtime.prepare import prepare
 
-    started, growth = perf_counter(), PeakGrowth()
+    started = perf_counter()
+    await device.run(prepare, serving.model.directory, serving.settings.dtype, serving.settings.device)
+    growth = PeakGrowth()
     with progress_bar() as report:
 
         def progress(done: int, total: int) -> None:

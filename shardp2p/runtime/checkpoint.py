@@ -111,28 +111,35 @@ def _stored(file: Path, name: str, entry: Any, start: int) -> StoredTensor:
     return StoredTensor(name, file, dtype, shape, start + begin, end - begin)
 
 
-def read_tensor(stored: StoredTensor, dtype: torch.dtype, digest: str | None = None) -> torch.Tensor:
-    """The tensor as `dtype` in CPU memory; takes no more memory than the result and READ_BYTES.
+class TensorReader:
+    """Reads tensors through one buffer: one for each, freed between them, would leave holes among those that stay."""
 
-    Raises:
-        IntegrityError: the file ends early, or the SHA-256 of the stored bytes is not `digest` (hexadecimal).
-    """
-    result = torch.empty(stored.shape, dtype=dtype)
-    hasher = hashlib.sha256() if digest is not None else None
-    with stored.file.open("rb", buffering=0) as stream:
-        stream.seek(stored.offset)
-        if stored.dtype == dtype:
-            _read_into(stream.fileno(), _raw_bytes(result), stored, hasher)
-        else:
-            flat = result.view(-1)
-            buffer = torch.empty(min(READ_BYTES // stored.dtype.itemsize, flat.numel()), dtype=stored.dtype)
-            for first in range(0, flat.numel(), max(1, buffer.numel())):
-                part = buffer[: flat.numel() - first]
-                _read_into(stream.fileno(), _raw_bytes(part), stored, hasher)
-                flat[first : first + part.numel()].copy_(part)
-    if hasher is not None and hasher.hexdigest() != digest:
-        raise IntegrityError(f"the tensor {stored.name} in {stored.file} is not what the manifest says; get it again")
-    return result
+    def __init__(self) -> None:
+        self._buffer = torch.empty(READ_BYTES, dtype=torch.uint8)
+
+    def read(self, stored: StoredTensor, dtype: torch.dtype, digest: str | None = None) -> torch.Tensor:
+        """The tensor as `dtype` in CPU memory; takes no more memory than the result.
+
+        Raises:
+            IntegrityError: the file ends early, or the SHA-256 of the stored bytes is not `digest` (hexadecimal).
+        """
+        result = torch.empty(stored.shape, dtype=dtype)
+        hasher = hashlib.sha256() if digest is not None else None
+        with stored.file.open("rb", buffering=0) as stream:
+            stream.seek(stored.offset)
+            if stored.dtype == dtype:
+                _read_into(stream.fileno(), _raw_bytes(result), stored, hasher)
+            else:
+                flat, buffer = result.view(-1), self._buffer.view(stored.dtype)
+                for first in range(0, flat.numel(), buffer.numel()):
+                    part = buffer[: flat.numel() - first]
+                    _read_into(stream.fileno(), _raw_bytes(part), stored, hasher)
+                    flat[first : first + part.numel()].copy_(part)
+        if hasher is not None and hasher.hexdigest() != digest:
+            raise IntegrityError(
+                f"the tensor {stored.name} in {stored.file} is not what the manifest says; get it again"
+            )
+        return result
 
 
 def _raw_bytes(tensor: torch.Tensor) -> memoryview:

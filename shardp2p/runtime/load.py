@@ -25,6 +25,7 @@ from shardp2p.runtime.architecture import (
     read_architecture,
 )
 from shardp2p.runtime.block import Block
+from shardp2p.runtime.checkpoint import TensorReader
 from shardp2p.runtime.recipes import Recipe, plan_recipes, realise
 from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.tensor import TORCH_DTYPES
@@ -140,8 +141,9 @@ def _fill(
     """Reads and assigns every recipe; the bytes that the parameters take."""
     total = sum(recipe.size_bytes for recipe in recipes)
     done = layer_bytes = 0
+    reader = TensorReader()
     for recipe in recipes:
-        for target, value in realise(model, recipe, digests).items():
+        for target, value in realise(model, recipe, reader, digests).items():
             _assign(model, target, value.to(device))
             layer_bytes += value.numel() * value.element_size()
         done += recipe.size_bytes

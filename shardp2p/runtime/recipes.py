@@ -27,7 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from shardp2p.errors import ConfigError, IntegrityError
-from shardp2p.runtime.checkpoint import StoredTensor, read_header, read_tensor, tensor_files
+from shardp2p.runtime.checkpoint import StoredTensor, TensorReader, read_header, tensor_files
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def _types(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str, torch.T
 
 
 def realise(
-    model: PreTrainedModel, recipe: Recipe, digests: Mapping[str, str] | None = None
+    model: PreTrainedModel, recipe: Recipe, reader: TensorReader, digests: Mapping[str, str] | None = None
 ) -> dict[str, torch.Tensor]:
     """The parameters that a recipe makes, by name, in CPU memory.
 
@@ -110,7 +110,7 @@ def realise(
     for source in recipe.sources:
         if digests is not None and source.name not in digests:
             raise IntegrityError(f"{source.name} in {source.file} is not in the manifest; get the model again")
-        reads.append(partial(read_tensor, source, recipe.dtype, digests[source.name] if digests is not None else None))
+        reads.append(partial(reader.read, source, recipe.dtype, digests[source.name] if digests is not None else None))
     if recipe.converter is None:
         return {recipe.target: reads[-1]()}
     if _is_plain_fusion(recipe):

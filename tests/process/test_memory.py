@@ -1,4 +1,4 @@
-"""How much a stage process grows by loading its layers: what it says of itself, and what the kernel says of it."""
+"""How much a stage process grows by loading its layers, at the peak: in its own words, checked with the kernel's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shardp2p.lab.local_swarm import StageProcess, local_swarm
-from shardp2p.vocabulary import LayerRange
+from shardp2p.lab.local_swarm import even_splits, local_swarm
+from shardp2p.vocabulary import DType
 from tests.support.models import smollm2_directory
 
 GROWTH_LIMIT = 1.15
-LIBRARY_BYTES = 64_000_000
-"""Program code that is read when a model first runs: the same in every stage, however many layers it holds."""
+SPREAD_BYTES = 40_000_000
+"""By how much the peaks of two stages may differ beside what they say of their growth: the program is the same."""
 
 
 def peak_bytes(pid: int) -> int:
@@ -23,23 +23,11 @@ def peak_bytes(pid: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_stage_grows_by_little_more_than_its_layers(dtype: str) -> None:
+async def test_stage_grows_by_little_more_than_its_layers(dtype: DType) -> None:
     data_dir = smollm2_directory().parent.parent
-    splits = [LayerRange(10, 11), LayerRange(10, 20)]
-    async with local_swarm("smollm2", splits, dtype=dtype, threads=1, data_dir=data_dir) as (small, large):  # type: ignore[arg-type]
-        assert small.load_growth_bytes <= GROWTH_LIMIT * small.layer_bytes + LIBRARY_BYTES
-        more_bytes = large.layer_bytes - small.layer_bytes
-        assert more_bytes > 60_000_000
-        for measure in (reported, seen):
-            grown_bytes = measure(large) - measure(small)
-            assert 0.9 * more_bytes <= grown_bytes <= GROWTH_LIMIT * more_bytes, measure.__name__
-
-
-def reported(stage: StageProcess) -> int:
-    """The growth at the peak of loading, in the stage's own words."""
-    return stage.load_growth_bytes
-
-
-def seen(stage: StageProcess) -> int:
-    """The highest that the process has been in the kernel's books."""
-    return peak_bytes(stage.pid)
+    async with local_swarm("smollm2", even_splits(30, 3), dtype=dtype, threads=1, data_dir=data_dir) as stages:
+        for stage in stages:
+            assert stage.layer_bytes <= stage.load_growth_bytes <= GROWTH_LIMIT * stage.layer_bytes
+        # The growth is each process's own claim: what the kernel's books say beside it must be the same for all.
+        programs = [peak_bytes(stage.pid) - stage.load_growth_bytes for stage in stages]
+        assert max(programs) - min(programs) <= SPREAD_BYTES
