@@ -1,1 +1,1 @@
-"""Measure the swarm and break it. Start at bench.py."""
+"""Measure the swarm and break it. Start at local_swarm.py, then loopback.py."""

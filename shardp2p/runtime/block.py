@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from shardp2p.errors import LocalProtocolError, RemoteProtocolError
+from shardp2p.errors import LocalProtocolError, OverloadedError, RemoteProtocolError
 from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
 from shardp2p.vocabulary import LayerRange
@@ -59,8 +59,17 @@ class Block:
         self._shapes = self._measure_rows()
 
     def new_cache(self, capacity_rows: int) -> RowCache:
-        """Rows for one session; takes capacity_rows × row_bytes of memory now."""
-        return RowCache(self._shapes, capacity_rows, self.dtype, self.device, self.layers.start)
+        """Rows for one session; takes capacity_rows × row_bytes of memory now.
+
+        Raises: OverloadedError when the device has not that much.
+        """
+        try:
+            return RowCache(self._shapes, capacity_rows, self.dtype, self.device, self.layers.start)
+        except RuntimeError as error:  # what torch's allocators raise
+            raise OverloadedError(
+                f"{capacity_rows} cache rows need {capacity_rows * self.row_bytes / 2**20:,.0f} MiB, which {self.device} "
+                "does not have free; ask for fewer tokens, or start the stage with a smaller --cache-rows"
+            ) from error
 
     @property
     def row_bytes(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError
+from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, OverloadedError
 from shardp2p.runtime import recipes
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
@@ -59,6 +59,11 @@ def test_block_says_what_it_is(sharded: Path) -> None:
     assert last.layer_bytes == 3 * layer + embedding + 64 * 4
     assert middle.row_bytes == 2 * 2 * 16 * 4
     assert middle.new_cache(10).bytes == 10 * middle.row_bytes
+
+
+def test_cache_that_no_memory_is_left_for_is_declined(sharded: Path) -> None:
+    with pytest.raises(OverloadedError, match="cache rows need .* MiB"):
+        load(sharded, "1:3").new_cache(10**13)
 
 
 def test_files_of_other_layers_are_not_needed(sharded: Path, tmp_path: Path) -> None:
