@@ -65,10 +65,11 @@ class Block:
         """
         try:
             return RowCache(self._shapes, capacity_rows, self.dtype, self.device, self.layers.start)
-        except RuntimeError as error:  # what torch's allocators raise
+        except (RuntimeError, MemoryError) as error:  # torch's allocators raise the first, numpy's the second
+            needed = f"{capacity_rows * self.row_bytes / 2**20:,.0f} MiB"
             raise OverloadedError(
-                f"{capacity_rows} cache rows need {capacity_rows * self.row_bytes / 2**20:,.0f} MiB, which {self.device} "
-                "does not have free; ask for fewer tokens, or start the stage with a smaller --cache-rows"
+                f"{capacity_rows} cache rows need {needed}, which {self.device} does not have free; ask for fewer "
+                "tokens, or start the stage with a smaller --cache-rows"
             ) from error
 
     @property

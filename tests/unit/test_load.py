@@ -62,7 +62,7 @@ def test_block_says_what_it_is(sharded: Path) -> None:
 
 
 def test_cache_that_no_memory_is_left_for_is_declined(sharded: Path) -> None:
-    with pytest.raises(OverloadedError, match="cache rows need .* MiB"):
+    with pytest.raises(OverloadedError, match=r"cache rows need .* MiB"):
         load(sharded, "1:3").new_cache(10**13)
 
 
