@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import trio
+from cryptography.exceptions import InvalidKey, InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from google.protobuf.message import DecodeError
 from libp2p.exceptions import BaseLibp2pError
 from nacl.exceptions import CryptoError
@@ -12,6 +13,7 @@ from noise.exceptions import (
     NoiseHandshakeError,
     NoiseInvalidMessage,
     NoiseMaxNonceError,
+    NoiseValidationError,
     NoiseValueError,
 )
 
@@ -33,13 +35,20 @@ HANDSHAKE_FAILURES: Final[tuple[type[Exception], ...]] = (
     *CONNECTION_FAILURES,
     trio.TooSlowError,
     NoiseHandshakeError,
+    NoiseValidationError,
     CryptoError,
+    InvalidKey,
+    InvalidSignature,
+    InvalidTag,
+    UnsupportedAlgorithm,
     DecodeError,
     ArithmeticError,
     AssertionError,
     AttributeError,
     LookupError,
+    RuntimeError,
     TypeError,
     ValueError,
 )
-"""What libp2p raises while it parses a stranger's handshake: its parsers let Python's own errors through."""
+"""What libp2p raises while it parses a stranger's handshake: it lets through Python's own errors, and those of each
+library of cryptography below it."""
