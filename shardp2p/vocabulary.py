@@ -25,6 +25,15 @@ Slot = NewType("Slot", int)
 Position = NewType("Position", int)
 """How many tokens stand before a token on its path: the first prompt token has position 0."""
 
+MAX_TOKEN = 2**31
+"""Token ids are below it: they cross the network as signed 32-bit numbers."""
+
+MAX_LOGIT_BIASES = 1024
+"""As many as an Open message has room for."""
+
+MAX_DIGITS = 9
+"""Of a layer's number."""
+
 DType = Literal["float32", "float16", "bfloat16"]
 """The element type in which a block computes and its hidden states cross the network."""
 
@@ -52,7 +61,7 @@ class LayerRange:
     def parse(cls, text: str) -> LayerRange:
         """The range that `A:B` names. Raises ConfigError for any other text."""
         start, colon, stop = text.partition(":")
-        if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
+        if not (colon and all(part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS for part in (start, stop))):
             raise ConfigError(f"{text!r} is no layer range; write A:B, for example 0:15")
         return cls(int(start), int(stop))
 
@@ -87,14 +96,19 @@ class SamplingParams:
             ("top_k", 0 <= self.top_k < 2**31, "0 (off) or a positive number"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "above 0 and at most 100"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100.0, "between 0.01 and 100"),
             ("frequency_penalty", -100.0 <= self.frequency_penalty <= 100.0, "between -100 and 100"),
             ("presence_penalty", -100.0 <= self.presence_penalty <= 100.0, "between -100 and 100"),
-            ("logit_bias", all(t >= 0 and -1000 <= b <= 1000 for t, b in self.logit_bias), "token:bias, ±1000 at most"),
+            (
+                "logit_bias",
+                len(self.logit_bias) <= MAX_LOGIT_BIASES
+                and all(0 <= token < MAX_TOKEN and -1000 <= bias <= 1000 for token, bias in self.logit_bias),
+                f"at most {MAX_LOGIT_BIASES} pairs of a token id and a bias of ±1000 at most",
+            ),
             ("seed", 0 <= self.seed < 2**64, "between 0 and 2^64 - 1"),
         ):
             if not is_valid:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
+                raise ConfigError(f"{name} is {str(getattr(self, name))[:80]}; it must be {rule}")
 
     @property
     def is_greedy(self) -> bool:

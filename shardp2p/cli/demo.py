@@ -191,7 +191,12 @@ async def _ask(order: Order, node: Node, members: Sequence[Member], screen: Scre
     run = await run_ring(
         node,
         route(order.model.name, members),
-        GenerationRequest(order.prompt_tokens, order.max_tokens, order.tokenizer.stop_tokens),
+        GenerationRequest(
+            order.prompt_tokens,
+            order.max_tokens,
+            order.tokenizer.stop_tokens,
+            vocab_size=order.model.manifest.vocab_size,
+        ),
         proposer=PromptLookup() if order.uses_lookup else None,
         limits=Limits(max_chunks=order.depth),
         on_tokens=screen.show_tokens,

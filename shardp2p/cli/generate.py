@@ -198,7 +198,11 @@ async def _ask(question: Question, text: TextStream) -> Answer:
             report("asking the peers", 0, 0)
             plan = await _find_ring(node, question)
             request = GenerationRequest(
-                question.prompt_tokens, _max_tokens(question, plan), question.stop_tokens, wish.sampling
+                question.prompt_tokens,
+                _max_tokens(question, plan),
+                question.stop_tokens,
+                wish.sampling,
+                question.model.manifest.vocab_size,
             )
             report("waiting for the first token", 0, 0)
             reader = _Reader(text, None if wish.is_quiet else waiting.close)

@@ -47,12 +47,13 @@ SPARE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What to generate. After this point there are only token ids."""
+    """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known)."""
 
     prompt_tokens: tuple[Token, ...]
     max_tokens: int
     stop_tokens: frozenset[Token] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ class _Driver:
             request.prompt_tokens,
             max_tokens=request.max_tokens,
             stop_tokens=request.stop_tokens,
+            vocab_size=request.vocab_size,
             limits=limits,
             waits_for_draft=proposer is not None and proposer.is_instant,
         )

@@ -26,7 +26,7 @@ from shardp2p.coordinator.commands import (
 from shardp2p.coordinator.drafting import Drafting
 from shardp2p.coordinator.tree import TokenTree
 from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from shardp2p.vocabulary import Branch, ChunkRef, SessionId, Slot, Token
+from shardp2p.vocabulary import MAX_TOKEN, Branch, ChunkRef, SessionId, Slot, Token
 from shardp2p.wire.lineage import Lineage
 from shardp2p.wire.messages import Chunk, Commit, Verdict
 
@@ -41,6 +41,7 @@ class Generation:
         *,
         max_tokens: int,
         stop_tokens: frozenset[Token] = frozenset(),
+        vocab_size: int = 0,
         limits: Limits | None = None,
         waits_for_draft: bool = False,
     ) -> None:
@@ -60,6 +61,7 @@ class Generation:
         self._prompt_length = len(prompt_tokens)
         self._goal = len(prompt_tokens) + max_tokens
         self._stop_tokens = stop_tokens
+        self._vocab_size = vocab_size or MAX_TOKEN
         self._waits_for_draft = waits_for_draft
         self._epoch = 0
         self._seq = 0
@@ -110,6 +112,8 @@ class Generation:
         self._settled = self._lineage.trunk_count_before(Slot(chunk.root + 1))
         if verdict.quiet != chunk.quiet or len(verdict.choices) != len(chunk.tokens) - chunk.quiet:
             raise RemoteProtocolError(f"the verdict for chunk {verdict.ref} has the wrong number of choices")
+        if any(choice is not None and choice >= self._vocab_size for choice in verdict.choices):
+            raise RemoteProtocolError(f"the verdict for chunk {verdict.ref} names a token that the model does not have")
         if verdict.choices:
             self._laps += 1
         for row, choice in enumerate(verdict.choices, chunk.quiet):

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardp2p.errors import IntegrityError, LocalProtocolError
+from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError
 from shardp2p.runtime import noise
 from shardp2p.runtime.penalties import TokenCounts, apply_bias, apply_penalties
 from shardp2p.vocabulary import Position, SamplingParams, Token
@@ -50,7 +50,9 @@ def choose(
         _check_finite(scores.max(), position)
         apply_bias(scores, params)
         if history is not None and params.needs_tokens:
-            apply_penalties(scores, params, history[row])
+            with np.errstate(over="ignore"):
+                apply_penalties(scores, params, history[row])
+        _check_range(scores, position)
         chosen.append(int(scores.argmax()) if params.is_greedy else _sample(scores, params, position))
     return chosen
 
@@ -70,6 +72,14 @@ def _check_finite(largest: float, position: Position) -> None:
         raise IntegrityError(
             f"the largest logit for position {position} is {largest}: a stage computed nonsense, its weights are"
             " damaged, or float16 overflowed; check the model, or use bfloat16 or float32"
+        )
+
+
+def _check_range(scores: NDArray[np.float64], position: Position) -> None:
+    """Bias and penalties may rule tokens out (-inf); what they must not do is leave none, or make one infinite."""
+    if not np.isfinite(scores.max()):
+        raise ConfigError(
+            f"the penalties and the logit bias leave no token to choose at position {position}; use milder ones"
         )
 
 

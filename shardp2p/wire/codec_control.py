@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from shardp2p.vocabulary import PeerId, SamplingParams, Slot
+from shardp2p.vocabulary import MAX_LOGIT_BIASES, PeerId, SamplingParams, Slot
 from shardp2p.wire.codec_parts import (
     AnyCodec,
     InvalidError,
@@ -31,7 +31,6 @@ from shardp2p.wire.messages import Close, Closed, Commit, Failure, Open, Opened,
 from shardp2p.wire.pb import control_pb2, types_pb2
 from shardp2p.wire.protocols import MAX_SLOT
 
-MAX_LOGIT_BIASES: Final = 1024
 MAX_SESSION_CHUNKS: Final = 1024
 MAX_TOKENS: Final = 131_072
 MAX_STATUS_CHARACTERS: Final = 32
@@ -107,9 +106,6 @@ def _check_open(message: Open) -> None:
         raise InvalidError(f"{message.max_chunks} chunks at once; 1 to {MAX_SESSION_CHUNKS} are allowed")
     if not 0 <= message.prompt_tokens <= MAX_SLOT:
         raise InvalidError(f"a prompt of {message.prompt_tokens} tokens")
-    if message.sampling is not None:
-        check_count(len(message.sampling.logit_bias), MAX_LOGIT_BIASES, "logit biases")
-        check_ids([token for token, _ in message.sampling.logit_bias], "biased tokens")
 
 
 def _write_opened(message: Opened) -> bytes:

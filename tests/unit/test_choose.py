@@ -85,6 +85,14 @@ def test_greedy_heeds_bias_and_penalties() -> None:
     assert choose(logits, SamplingParams(presence_penalty=2.0), at, [counts_of([], [1])]) == [2]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_that_leave_no_finite_score_are_refused(temperature: float) -> None:
+    logits = torch.full((1, 4), -1e307, dtype=torch.float64)
+    params = SamplingParams(temperature=temperature, repetition_penalty=100.0)
+    with pytest.raises(ConfigError, match="leave no token"):
+        choose(logits, params, positions(1), [counts_of([0, 1, 2, 3])])
+
+
 # A row's choice depends on the row alone
 
 

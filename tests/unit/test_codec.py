@@ -59,8 +59,6 @@ def round_trip(protocol: str, message: Message) -> Message:
         (CONTROL, OPEN, {"next": PeerAddress(PeerId(""))}, "'' is no peer id"),
         (CONTROL, OPEN, {"next": PeerAddress(PEER, ("/a",) * 33)}, "33 addresses"),
         (CONTROL, OPEN, {"next": PeerAddress(PEER, ("a",))}, "no multiaddr"),
-        (CONTROL, OPEN, {"sampling": SamplingParams(logit_bias=((1, 0.5),) * 1025)}, "1025 logit biases"),
-        (CONTROL, OPEN, {"sampling": SamplingParams(logit_bias=((2**31, 0.5),))}, "biased tokens"),
         (CONTROL, OPEN, {"wire_scheme": "zip"}, "'zip'"),
         (CONTROL, Commit(0, Slot(2), Slot(1)), {"parent": Slot(-1)}, "cannot be a child"),
         (CONTROL, Commit(0, Slot(2), Slot(1)), {"epoch": -1}, "out of range"),

@@ -342,6 +342,14 @@ def test_a_verdict_of_another_size_is_the_peers_fault(quiet: int, choices: tuple
         run.machine.receive_verdict(Verdict(run.chunks[0].ref, quiet, choices))
 
 
+def test_a_verdict_outside_the_vocabulary_is_the_peers_fault() -> None:
+    machine = Generation(SESSION, PROMPT, max_tokens=3, vocab_size=320, limits=Limits(draft_tokens=0))
+    command = machine.next_command()
+    assert isinstance(command, SendChunk)
+    with pytest.raises(RemoteProtocolError, match="a token that the model does not have"):
+        machine.receive_verdict(Verdict(command.chunk.ref, command.chunk.quiet, (320,)))
+
+
 def test_a_verdict_that_skips_the_committed_leaf_is_the_peers_fault() -> None:
     with pytest.raises(RemoteProtocolError, match="slot 2 was skipped although it is alive"):
         Run().answer(None)

@@ -103,7 +103,7 @@ SAMPLING = st.builds(
     top_k=st.integers(0, MAX_SLOT),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     frequency_penalty=st.floats(-100, 100),
     presence_penalty=st.floats(-100, 100),
     logit_bias=st.lists(st.tuples(TOKENS, st.floats(-1000, 1000)), max_size=5).map(tuple),
