@@ -105,7 +105,7 @@ def _handshake_reason(error: BaseException) -> str:
         return "another peer answers there"
     if any(isinstance(cause, trio.TooSlowError) for cause in causes):
         return f"no libp2p handshake within {HANDSHAKE_S:.0f} s"
-    return "what answers there is no libp2p peer, or it hung up"
+    return "what answers there is no libp2p peer, or it is too busy and hung up"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -52,7 +52,7 @@ MAX_CONNECTIONS: Final = 256
 MAX_CONNECTIONS_PER_PEER: Final = 8
 """Two peers that dial each other at once keep both connections: closing one of them could meet closing the other."""
 MAX_HANDSHAKES: Final = 64
-"""Strangers that are shaking hands at the same time; a further one is hung up on."""
+"""Strangers that are shaking hands at the same time; a further one takes the place of the oldest."""
 NEGOTIATION_S: Final = 10
 MAX_INBOUND_STREAMS: Final = 65536
 
@@ -68,7 +68,7 @@ class Host:
         self._protocols: Multiselect = Multiselect()
         self._handlers: dict[str, Handler] = {}
         self._listeners = listeners
-        self._handshakes = trio.CapacityLimiter(MAX_HANDSHAKES)
+        self._handshakes: dict[trio.SocketStream, None] = {}  # the oldest first
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
         self._swarm.set_stream_handler(self._serve_stream)
@@ -137,25 +137,34 @@ class Host:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         """Shake hands with whoever connects, and keep the socket open until the connection ends."""
-        raw = RawConnection(BufferedTcpStream(stream), initiator=False)
-        try:
-            self._handshakes.acquire_on_behalf_of_nowait(stream)
-        except trio.WouldBlock:
+        muxed = await self._shake_hands(stream)
+        if muxed is None:
             return
-        try:
-            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr("/ip4/0.0.0.0/tcp/0"))
-        except HANDSHAKE_FAILURES as error:
-            log.debug("handshake_failed", error=str(error))
-            return
-        finally:
-            self._handshakes.release_on_behalf_of(stream)
-        assert isinstance(muxed, Muxer)
         try:
             await muxed.event_closed.wait()
         finally:
             # trio closes the socket when this returns: first let what is queued leave.
             with trio.CancelScope(shield=True):
                 await muxed.close()
+
+    async def _shake_hands(self, stream: trio.SocketStream) -> Muxer | None:
+        """The connection over an inbound socket, or None when it does not come about."""
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            # Who means it is done in a moment. Closed, not cancelled: libp2p cleans up as after any lost connection.
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.socket.close()
+        self._handshakes[stream] = None
+        raw = RawConnection(BufferedTcpStream(stream), initiator=False)
+        try:
+            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr("/ip4/0.0.0.0/tcp/0"))
+        except HANDSHAKE_FAILURES as error:
+            log.debug("handshake_failed", error=str(error))
+            return None
+        finally:
+            self._handshakes.pop(stream, None)
+        assert isinstance(muxed, Muxer)
+        return muxed
 
     async def _serve_stream(self, net_stream: INetStream) -> None:
         """Negotiate an inbound stream and have it served; libp2p forgets the stream when this returns."""

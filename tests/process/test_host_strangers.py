@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -12,7 +12,7 @@ from libp2p.security.noise.pb.noise_pb2 import NoiseHandshakePayload
 from noise.connection import Keypair, NoiseConnection
 
 from shardp2p.errors import PeerUnavailableError
-from shardp2p.host.host import Host, open_host
+from shardp2p.host.host import MAX_HANDSHAKES, Host, open_host
 from shardp2p.identity.keys import Identity
 from shardp2p.wire.stream import Stream
 
@@ -110,13 +110,9 @@ async def greeted(port: int) -> trio.SocketStream:
     return stranger
 
 
-async def assert_hung_up(stranger: trio.SocketStream) -> None:
-    with trio.fail_after(5):
-        try:
-            await stranger.send_eof()
-            while await stranger.receive_some(1000):
-                pass
-        except trio.BrokenResourceError:
+async def wait_hung_up(stranger: trio.SocketStream) -> None:
+    with trio.fail_after(5), suppress(trio.BrokenResourceError):
+        while await stranger.receive_some(1000):
             pass
     await stranger.aclose()
 
@@ -129,7 +125,9 @@ async def test_a_stranger_whose_noise_cannot_be_decrypted_does_not_harm_the_host
             stranger = await greeted(port)
             message = RAW_MESSAGES.get(first, noise(is_initiator=True).write_message())
             await stranger.send_all(framed(bytes(message)) + framed(third))
-            await assert_hung_up(stranger)
+            with suppress(trio.BrokenResourceError):  # hung up already
+                await stranger.send_eof()
+            await wait_hung_up(stranger)
 
 
 @pytest.mark.parametrize("what", PAYLOADS)
@@ -140,7 +138,7 @@ async def test_a_stranger_that_cannot_prove_who_it_is_does_not_harm_the_host(wha
         await stranger.send_all(framed(bytes(connection.write_message())))
         connection.read_message(await receive_framed(stranger))
         await stranger.send_all(framed(bytes(connection.write_message(PAYLOADS[what]))))
-        await assert_hung_up(stranger)
+        await wait_hung_up(stranger)
 
 
 async def assert_dial_fails(answer: Callable[[bytes], bytes]) -> None:
@@ -173,3 +171,23 @@ async def test_an_answer_that_proves_nothing_is_no_peer(what: str) -> None:
         return bytes(connection.write_message(PAYLOADS[what]))
 
     await assert_dial_fails(answer)
+
+
+async def test_strangers_that_stay_silent_do_not_keep_others_out() -> None:
+    async with serving_host() as (server, port):
+        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2 * MAX_HANDSHAKES)]
+        await assert_serves(server)
+        for stranger in silent[:MAX_HANDSHAKES]:  # they made room
+            await wait_hung_up(stranger)
+        for stranger in silent:
+            await stranger.aclose()
+
+
+async def test_whoever_hangs_up_in_the_handshake_may_be_busy() -> None:
+    async with open_host(Identity.generate()) as host, trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, trio.aclose_forcefully, [listener])
+        address = f"/ip4/127.0.0.1/tcp/{listener.socket.getsockname()[1]}"
+        with pytest.raises(PeerUnavailableError, match=f"{address}: .*it is too busy and hung up"):
+            await host.open_stream(Identity.generate().peer_id, ECHO, [address])
+        nursery.cancel_scope.cancel()
