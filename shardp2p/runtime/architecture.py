@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +29,20 @@ SLIDING_ATTENTION = "sliding_attention"
 INDEXED_ATTENTION = "indexed_attention"
 """Full attention that an index narrows to the best rows (DeepSeek V3.2); the index keeps a row of its own."""
 SPLITTABLE_ATTENTION = frozenset({FULL_ATTENTION, SLIDING_ATTENTION, INDEXED_ATTENTION})
+
+MISFITS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers and torch raise for a configuration, or for tensors, that they cannot make a model of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +73,27 @@ def read_architecture(directory: Path) -> Architecture:
         raise ConfigError(f"{directory} holds a model of the unknown architecture {model_type!r}")
     if raw.get("quantization_config"):
         raise ConfigError(f"{directory} holds a quantised checkpoint; use the plain one (float32, float16 or bfloat16)")
-    try:
+    with blaming_configuration(directory, model_type):
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{directory / 'config.json'} is no valid configuration of {model_type}: {reason}") from error
     if config.is_encoder_decoder:
         raise ConfigError(f"{model_type} has an encoder; only decoder models can be split by layers")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(f"{model_type} is no causal language model")
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    attention = _attention_kinds(config, model_class)
+    with blaming_configuration(directory, model_type):
+        attention = _attention_kinds(config, model_class)
     return Architecture(config, model_class, len(attention), attention, getattr(config, "sliding_window", None) or 0)
+
+
+@contextmanager
+def blaming_configuration(directory: Path, model_type: str) -> Iterator[None]:
+    """For what transformers does with a configuration. Raises ConfigError for whatever it meets there."""
+    try:
+        yield
+    except MISFITS as error:
+        # A bare key or nothing at all is what some of these say.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{directory / 'config.json'} is no valid configuration of {model_type}: {reason}") from error
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -77,7 +102,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raw = json.loads(file.read_bytes())
     except OSError as error:
         raise ConfigError(f"{directory} holds no model: config.json cannot be read") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no JSON; import the model again") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} is no JSON object; import the model again")

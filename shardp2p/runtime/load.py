@@ -19,6 +19,7 @@ from transformers import initialization as init
 from shardp2p.errors import ConfigError
 from shardp2p.runtime.architecture import (
     Architecture,
+    blaming_configuration,
     check_hand_through,
     check_layers,
     check_structure,
@@ -54,11 +55,13 @@ def load_block(
     """
     architecture = read_architecture(directory)
     check_layers(architecture, layers)
-    model = _empty_model(architecture, TORCH_DTYPES[dtype])
-    inner = _reduce(model, architecture, layers)
+    with blaming_configuration(directory, architecture.config.model_type):
+        model = _empty_model(architecture, TORCH_DTYPES[dtype])
+        inner = _reduce(model, architecture, layers)
     recipes = _drop_tied(plan_recipes(model, directory, TORCH_DTYPES[dtype]), model, layers)
-    _make_buffers(model)
-    check_hand_through(inner, architecture, is_first=layers.start == 0)
+    with blaming_configuration(directory, architecture.config.model_type):
+        _make_buffers(model)
+        check_hand_through(inner, architecture, is_first=layers.start == 0)
     _move_buffers(model, device)
     layer_bytes = _fill(model, recipes, device, digests, progress)
     _share_head(model, layers, architecture.layer_count)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shardp2p.runtime.architecture import read_architecture
+from shardp2p.runtime.architecture import blaming_configuration, read_architecture
 from shardp2p.vocabulary import DType
 from shardp2p.wire.tensor import TORCH_DTYPES
 
@@ -19,10 +19,10 @@ WIDTH = 256
 def prepare(directory: Path, dtype: DType, device: str = "cpu") -> None:
     """Import the model's code, and run what its layers are made of once: kernels and threads take memory on first use.
 
-    Raises: ConfigError for a directory that holds no model.
+    Raises: ConfigError for a directory that holds no model, or a configuration that none can be made from.
     """
     architecture = read_architecture(directory)
-    with torch.device("meta"):
+    with blaming_configuration(directory, architecture.config.model_type), torch.device("meta"):
         model_class: Any = architecture.model_class
         model_class._from_config(architecture.config)
     weight = torch.zeros((WIDTH, WIDTH), dtype=TORCH_DTYPES[dtype], device=device)

@@ -27,6 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from shardp2p.errors import ConfigError, IntegrityError
+from shardp2p.runtime.architecture import MISFITS
 from shardp2p.runtime.checkpoint import StoredTensor, TensorReader, read_header, tensor_files
 
 
@@ -120,7 +121,7 @@ def realise(
         converter.add_tensor(recipe.target, source.name, pattern, read)
     try:
         converted = converter.convert(recipe.target, model=model, config=model.config)
-    except (RuntimeError, ValueError, LookupError) as error:
+    except MISFITS as error:
         raise ConfigError(f"the tensors of {recipe.target} do not fit the configuration: {error}") from error
     return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 

@@ -15,6 +15,9 @@ from shardp2p.vocabulary import Token
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a decoder gives for the bytes of an unfinished character."""
 
+_TEMPLATE_FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What the expressions of a template raise: it is a program, and comes with the model."""
+
 
 class Tokenizer:
     """The tokenizer, chat template and stop tokens of a Hugging Face model directory."""
@@ -29,9 +32,7 @@ class Tokenizer:
             raise IntegrityError(f"{path} is damaged: {error}; import the model again") from error
         self._settings = _read_json(directory / "tokenizer_config.json")
         template = directory / "chat_template.jinja"
-        self._template: str | None = (
-            template.read_text(encoding="utf-8") if template.exists() else self._settings.get("chat_template")
-        )
+        self._template = _read_text(template) if template.exists() else self._settings.get("chat_template")
         self.stop_tokens = _stop_tokens(directory)
 
     @property
@@ -61,9 +62,9 @@ class Tokenizer:
                     conversations=[list(messages)], chat_template=self._template, add_generation_prompt=True, **special
                 ),
             )
-        except TemplateError as error:
+            return tuple(self._tokenizer.encode(rendered[0], add_special_tokens=False).ids)
+        except (TemplateError, *_TEMPLATE_FAILURES) as error:
             raise ConfigError(f"the model's chat template refuses these messages: {error}") from error
-        return tuple(self._tokenizer.encode(rendered[0], add_special_tokens=False).ids)
 
     def decode(self, tokens: Iterable[Token]) -> str:
         """The text of `tokens` without special ones."""
@@ -144,21 +145,31 @@ def _content(value: Any) -> Any:
     return value.get("content") if isinstance(value, dict) else value
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} is damaged: {error}; import the model again") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path} is damaged: {error}; import the model again") from error
     return value if isinstance(value, dict) else {}
 
 
 def _stop_tokens(directory: Path) -> frozenset[Token]:
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(directory / name).get("eos_token_id")
-        if isinstance(ids, int):
-            return frozenset({ids})
-        if isinstance(ids, list) and ids:
-            return frozenset(int(i) for i in ids)
+        said = _read_json(directory / name).get("eos_token_id")
+        ids = said if isinstance(said, list) else [] if said is None else [said]
+        if any(type(token) is not int for token in ids):
+            raise IntegrityError(
+                f"{directory / name} is damaged: eos_token_id is {said!r}, and no token id; import the model again"
+            )
+        if ids:
+            return frozenset(ids)
     return frozenset()

@@ -16,6 +16,7 @@ from shardp2p.runtime import recipes
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.load import load_block
+from shardp2p.runtime.prepare import prepare
 from shardp2p.vocabulary import LayerRange
 from tests.support.checkpoints import UNSPLITTABLE, VOCABULARY, make_checkpoint, make_config
 
@@ -221,6 +222,12 @@ def test_architecture_that_norms_outside_its_layers_is_refused(tmp_path: Path, l
         ({"model_type": None}, "unknown architecture"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
         ({"num_attention_heads": "many"}, "no valid configuration"),
+        ({"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}}, "no valid configuration of qwen2: .*nope"),
+        ({"hidden_act": "nope"}, "no valid configuration of qwen2: .*nope"),
+        ({"num_attention_heads": 0}, "no valid configuration"),
+        ({"hidden_size": -64}, "no valid configuration"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}}, "no valid configuration"),
+        ({"layer_types": [["full_attention"], 3]}, "no valid configuration"),
     ],
 )
 def test_configurations_that_cannot_be_used_are_refused(single: Path, change: dict[str, object], reason: str) -> None:
@@ -228,6 +235,8 @@ def test_configurations_that_cannot_be_used_are_refused(single: Path, change: di
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ConfigError, match=reason):
         load(single)
+    with pytest.raises(ConfigError, match=reason):
+        prepare(single, "float32")
 
 
 def test_quantised_tensors_without_a_word_in_the_configuration_are_refused(single: Path) -> None:
