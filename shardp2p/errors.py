@@ -90,8 +90,11 @@ BY_WIRE_STATUS: dict[str, type[ShardError]] = {
 
 
 def error_from_wire(status: str, message: str, peer: str | None = None) -> ShardError:
-    """The error that a peer reported; an unknown status counts as the peer's own fault."""
-    return BY_WIRE_STATUS.get(status, RemoteProtocolError)(message, peer)
+    """The error that a peer reported. Its bugs are none of ours; an unknown status is its own fault as well."""
+    kind = BY_WIRE_STATUS.get(status, RemoteProtocolError)
+    if kind is LocalProtocolError:
+        return RemoteProtocolError(f"internal error: {message}", peer)
+    return kind(message, peer)
 
 
 @contextmanager

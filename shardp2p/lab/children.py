@@ -14,7 +14,14 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, PeerUnavailableError, ShardError
+from shardp2p.errors import (
+    ConfigError,
+    IntegrityError,
+    LocalProtocolError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    ShardError,
+)
 
 STOP_S = 1.0
 """How long a child may take to end after SIGINT, before it is killed: less than a command has that is interrupted."""
@@ -24,7 +31,8 @@ MAX_LINE_BYTES = 1 << 20
 
 _ERROR_PREFIX = "shardp2p: error: "
 _KINDS: Mapping[int, type[ShardError]] = {
-    kind.exit_code: kind for kind in (LocalProtocolError, ConfigError, PeerUnavailableError, IntegrityError)
+    LocalProtocolError.exit_code: RemoteProtocolError,  # a bug there is none here
+    **{kind.exit_code: kind for kind in (ConfigError, PeerUnavailableError, IntegrityError)},
 }
 
 

@@ -165,6 +165,7 @@ ANSWERS: dict[str, Change] = {
     "a close": lambda _: [Close()],
     "garbage": lambda _: [GARBAGE],
     "an unknown status": lambda _: [Failure("cosmic rays", "they flip bits")],
+    "a bug of its own": lambda _: [Failure("internal", "a gap in the cache")],
 }
 
 
