@@ -91,8 +91,22 @@ class Settings:
 
 def default_paths(data_dir: Path | None = None) -> Paths:
     """The paths under `data_dir`, or under the user's own data directory."""
-    root = (data_dir or platformdirs.user_data_path("shardp2p")).expanduser().absolute()
+    root = user_path(data_dir or platformdirs.user_data_path("shardp2p"))
     return Paths(data_dir=root, models_dir=root / "models", identity_file=root / "identity.key")
+
+
+def user_path(path: str | Path) -> Path:
+    """The absolute path that a user means by `path`, with ~ and ~NAME in full.
+
+    Raises: ConfigError where it cannot be a path, or stands for no place on this machine.
+    """
+    try:
+        if "\0" in str(path):
+            raise ValueError("it has a NUL in it")
+        return Path(path).expanduser().absolute()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = "there is no such user" if isinstance(error, RuntimeError) else error
+        raise ConfigError(f"{str(path)!r} is no path: {reason}") from error
 
 
 def load_settings(file: Path | None = None, *, data_dir: Path | None = None) -> Settings:
@@ -100,17 +114,14 @@ def load_settings(file: Path | None = None, *, data_dir: Path | None = None) -> 
 
     Raises: ConfigError that names the file and the key: no such file, no TOML, an unknown key, a wrong type or value.
     """
-    path = file
-    if path is None:
-        path = platformdirs.user_config_path("shardp2p") / "config.toml"
-        if not path.exists():
-            return Settings(paths=default_paths(data_dir))
-    top = _Table(_read_toml(path), path)
+    path = file or platformdirs.user_config_path("shardp2p") / "config.toml"
+    top = _Table(_read_toml(path, may_be_absent=file is None), path)
     up = top.table("up")
     file_data_dir = top.path("data_dir")
+    paths = default_paths(data_dir or file_data_dir)
     try:
         settings = Settings(
-            paths=default_paths(data_dir or file_data_dir),
+            paths=paths,
             log_level=cast(LogLevel, top.text("log_level", "info")),
             up=_up_settings(up),
         )
@@ -162,14 +173,16 @@ def _up_settings(table: _Table) -> UpSettings:
     )
 
 
-def _read_toml(path: Path) -> dict[str, object]:
+def _read_toml(path: Path, *, may_be_absent: bool) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if may_be_absent:
+            return {}
         raise ConfigError(f"there is no settings file {path}; create it, or leave --config out") from error
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
@@ -205,7 +218,13 @@ class _Table:
     def path(self, key: str) -> Path | None:
         """The path under `key`; a relative one is meant from the settings file's own directory."""
         value = self.text(key, "")
-        return self._file.absolute().parent / Path(value).expanduser() if value else None
+        if not value:
+            return None
+        try:
+            # ~ first: after the directory it would be a name like any other.
+            return user_path(value if value.startswith("~") else self._file.absolute().parent / value)
+        except ConfigError as error:
+            raise ConfigError(f"{self._file}: {self._name(key)}: {error.message}") from error
 
     def table(self, key: str) -> _Table:
         value = self._take(key, {})

@@ -72,6 +72,36 @@ def test_named_data_directory_replaces_that_of_the_file(tmp_path: Path) -> None:
     assert settings.paths.identity_file == tmp_path / "here" / "identity.key"
 
 
+def test_home_directories_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    file = write(tmp_path, "data_dir = '~/models'\n[up]\nidentity = '~/keys/one.key'")
+    settings = load_settings(file)
+    assert settings.paths.data_dir == tmp_path / "home" / "models"
+    assert settings.up.identity == tmp_path / "home" / "keys" / "one.key"
+    assert default_paths(Path("~/here")).data_dir == tmp_path / "home" / "here"
+
+
+def test_data_directory_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'~nobody-has-this-name/x' is no path: there is no such user"):
+        load_settings(data_dir=Path("~nobody-has-this-name/x"))
+
+
+def test_relative_path_from_a_directory_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="'here' is no path"):
+        default_paths(Path("here"))
+
+
+def test_place_of_the_users_own_file_may_be_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(platformdirs, "user_config_path", lambda _name: tmp_path / "file")
+    assert load_settings() == Settings(paths=default_paths())
+
+
 def test_naming_paths_creates_nothing(tmp_path: Path) -> None:
     default_paths(tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
@@ -97,6 +127,11 @@ def test_naming_paths_creates_nothing(tmp_path: Path) -> None:
         ("[up]\ndevice = 'tpu'", ["device is 'tpu'"]),
         ("log_level = 'loud'", ["log_level is 'loud'"]),
         ("[up\n", ["not TOML", "line 1"]),
+        ("a = " + "[" * 100_000, ["not TOML"]),
+        ("data_dir = '~nobody-has-this-name/x'", ["data_dir: ", "no path: there is no such user"]),
+        ('data_dir = "a\\u0000b"', ["data_dir: ", "no path: it has a NUL in it"]),
+        ("[up]\nidentity = '~nobody-has-this-name/x'", ["up.identity: ", "no path"]),
+        ('[up]\nidentity = "a\\u0000b"', ["up.identity: ", "no path"]),
     ],
 )
 def test_mistake_in_the_file_is_named(tmp_path: Path, text: str, named: list[str]) -> None:
