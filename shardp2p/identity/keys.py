@@ -140,6 +140,8 @@ def hold(path: Path) -> Iterator[None]:
     The lock is the kernel's, on a file beside it, and ends with the process however it ends.
     Raises: ConfigError that names the process that holds it.
     """
+    if not path.name:
+        raise ConfigError(f"the identity {path} is a directory; name a file with --identity FILE")
     lock_path = path.with_name(f"{path.name}.lock")
     try:
         lock_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -155,6 +157,8 @@ def hold(path: Path) -> Iterator[None]:
                 f"another shardp2p process (pid {holder}) already runs with the identity {path}; "
                 "stop it, or give this one its own with --identity FILE"
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode("ascii"))
+        # Where the disk is full, whoever meets the lock reads no pid; held it is all the same.
+        with suppress(OSError):
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode("ascii"))
         yield

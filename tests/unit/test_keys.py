@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -109,6 +110,23 @@ def test_identity_is_held_once_and_free_again_afterwards(tmp_path: Path) -> None
     with hold(path), pytest.raises(ConfigError, match=already_held), hold(path):
         pass
     with hold(path):
+        pass
+
+
+def test_identity_is_held_without_a_pid_where_the_disk_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        with hold(path), pytest.raises(ConfigError, match=r"\(pid unknown\) already runs"), hold(path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("path", [Path(), Path("/")])
+def test_identity_in_no_file_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a directory; name a file"), hold(path):
         pass
 
 
