@@ -95,6 +95,8 @@ def convert_gguf(path: Path, directory: Path, progress: Progress = no_progress) 
     check_tokenizer(metadata)
     if len(metadata["tokenizer.ggml.tokens"]) != shape.vocabulary:
         raise IntegrityError(f"{path} is damaged: its vocabulary does not have {shape.vocabulary} tokens")
+    if shape.layers > len(tensors):
+        raise IntegrityError(f"{path} is damaged: its {len(tensors)} tensors cannot be those of {shape.layers} layers")
     is_tied = "output.weight" not in tensors
     shapes = shape.tensor_shapes(is_tied=is_tied)
     _check_tensors(path, tensors, shapes)

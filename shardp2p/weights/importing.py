@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shardp2p.config import user_path
 from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import ModelId
 from shardp2p.weights import demo_model
@@ -38,7 +39,14 @@ def find_source(source: str | Path) -> ImportSource:
     """What `source` is, by looking at it. Raises ConfigError if it is nothing that can be imported."""
     if source == demo_model.NAME:
         return ImportSource("download", Path(), ModelId(demo_model.NAME), demo_model.GGUF_SHA256)
-    path = Path(source).expanduser()
+    path = user_path(source)
+    try:
+        return _look_at(path, source)
+    except OSError as error:
+        raise ConfigError(f"cannot import {str(source)!r}: {error.strerror or error}") from error
+
+
+def _look_at(path: Path, source: str | Path) -> ImportSource:
     if path.is_dir():
         open_directory(path)
         return ImportSource("directory", path, local_name(path.resolve().name))

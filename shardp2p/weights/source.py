@@ -229,6 +229,10 @@ def _check_layers(source: SourceDirectory) -> None:
     if not names:
         raise IntegrityError(f"{source.directory} has weight files without a single tensor")
     found = {layer for name in names if (layer := layer_of(name)) is not None}
-    missing = [layer for layer in range(source.layers) if layer not in found]
-    if found and missing:
-        raise IntegrityError(f"{source.directory} is incomplete: layer {missing[0]} of {source.layers} has no weights")
+    missing = next((layer for layer in range(source.layers) if layer not in found), None)
+    if found and missing is not None:
+        raise IntegrityError(f"{source.directory} is incomplete: layer {missing} of {source.layers} has no weights")
+    if source.layers > len(names):
+        raise IntegrityError(
+            f"{source.directory} is incomplete: its {len(names)} tensors cannot be those of {source.layers} layers"
+        )

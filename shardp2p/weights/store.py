@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from shardp2p.config import user_path
 from shardp2p.errors import ConfigError, IntegrityError, ShardError
 from shardp2p.vocabulary import ModelId
 from shardp2p.weights.demo_model import NAME as DEMO_NAME
@@ -134,15 +136,26 @@ class ModelStore:
         Raises: ConfigError if there is no such model; IntegrityError if one of its files is damaged or missing.
         """
         with _file_errors(self.root):
-            if name_or_path in self._names():
+            names = self._names()
+            if name_or_path in names:
                 return self.load(model_id(name_or_path))
-            path = Path(name_or_path).expanduser()
-            if name_or_path and path.exists():
-                return self._resolve_directory(path.resolve(), progress)
-        have = ", ".join(self._names()) or "none"
+        if name_or_path:
+            path = user_path(name_or_path)
+            try:
+                if path.exists():
+                    return self._resolve_directory(path.resolve(), progress)
+            except OSError as error:
+                what = error.filename or path
+                raise ConfigError(f"cannot use {what} as a model: {error.strerror or error}") from error
         raise ConfigError(
-            f"there is no model {name_or_path!r} (in the store: {have}); import one: shardp2p model import SOURCE"
+            f"there is no model {name_or_path!r} (in the store: {', '.join(names) or 'none'}); import one: "
+            "shardp2p model import SOURCE"
         )
+
+    def has(self, name: ModelId) -> bool:
+        """Whether something is stored under this name, damaged or not."""
+        with _file_errors(self.root):
+            return self.directory_of(name).exists()
 
     def load(self, name: ModelId) -> StoredModel:
         """The stored model of this name, its sizes checked. Raises: as `resolve`."""
@@ -263,5 +276,10 @@ def _file_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            # What a copy names is the file that it reads from.
+            raise ConfigError(
+                f"the model store {root} has no room: {error.strerror}; make some, or choose another --data-dir"
+            ) from error
         what = error.filename or root
         raise ConfigError(f"the model store {root} cannot be used: {what}: {error.strerror or error}") from error

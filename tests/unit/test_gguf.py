@@ -175,6 +175,7 @@ def test_file_that_cannot_be_converted_is_refused_with_the_reason(
     "fields",
     [
         {"llama__block_count": 3},
+        {"llama__block_count": 2**31 - 1},
         {"llama__block_count": None},
         {"llama__attention__head_count": 0},
         {"llama__attention__layer_norm_rms_epsilon": float("nan")},

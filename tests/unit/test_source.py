@@ -102,6 +102,11 @@ def test_nested_text_config_gives_the_dimensions(whole: Path) -> None:
         (lambda d: edit_json(d / "config.json", lambda c: c.pop("hidden_size")), ConfigError, "hidden_size"),
         (lambda d: edit_json(d / "config.json", lambda c: c.update(vocab_size="many")), ConfigError, "vocab_size"),
         (lambda d: edit_json(d / "config.json", lambda c: c.update(num_hidden_layers=7)), IntegrityError, "layer 6"),
+        (
+            lambda d: edit_json(d / "config.json", lambda c: c.update(num_hidden_layers=10**18)),
+            IntegrityError,
+            "layer 6",
+        ),
         (lambda d: (d / "model.safetensors").unlink(), ConfigError, "no weights"),
         (
             lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
@@ -118,6 +123,14 @@ def test_wrong_directory_is_refused_with_the_reason(
         open_directory(whole)
     assert str(whole) in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_more_layers_than_tensors_are_refused_whatever_the_tensors_are_called(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "model.safetensors", [("odd", "F32", (1,))], [bytes(4)])
+    config = {"model_type": "x", "num_hidden_layers": 10**18, "max_position_embeddings": 8, "hidden_size": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 9}))
+    with pytest.raises(IntegrityError, match="1 tensors cannot be those of 1000000000000000000 layers"):
+        open_directory(tmp_path)
 
 
 def test_missing_directory_and_a_file_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import resource
 import subprocess
 import zipfile
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardp2p.errors import ConfigError, IntegrityError, PeerUnavailableError
+from shardp2p.vocabulary import ModelId
 from shardp2p.weights import demo_model, importing, source
 from shardp2p.weights.source import build_manifest
 from shardp2p.weights.store import DamagedModel, ModelStore, StoredModel
@@ -259,6 +262,43 @@ def test_store_that_cannot_be_written_is_a_clear_error(tmp_path: Path, checkpoin
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         ModelStore(tmp_path / "file" / "models").import_model(checkpoint)
+
+
+def test_full_disk_is_told_of_the_store_and_not_of_the_source(
+    store: ModelStore, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_link(source: object, target: object) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(importing.os, "link", fail_link)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+        with pytest.raises(ConfigError) as caught:
+            store.import_model(checkpoint)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"the model store {store.root} has no room: " in caught.value.message
+    assert str(checkpoint) not in caught.value.message
+    assert remains(store) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["x" * 300, "~nobody-has-this-name/x", "a\0b", "/" + "x/" * 3000, "/dev/null/x"], ids=lambda path: path[:8]
+)
+def test_path_that_cannot_be_is_refused_as_a_model_and_as_a_source(store: ModelStore, path: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot use|no path|there is no model"):
+        store.resolve(path)
+    with pytest.raises(ConfigError, match=r"cannot import|no path"):
+        store.import_model(path)
+
+
+def test_store_that_cannot_be_looked_at_is_a_clear_error(tmp_path: Path) -> None:
+    hopeless = ModelStore(tmp_path / ("x" * 300))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        hopeless.has(ModelId("tiny"))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        hopeless.resolve("tiny")
 
 
 def test_wheel_must_hold_one_gguf_file(store: ModelStore, gguf: Path, tmp_path: Path) -> None:
