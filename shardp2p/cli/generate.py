@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from shardp2p.cli import options
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import note, write, write_json
 from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.texts import read_prompt, to_text
 from shardp2p.config import load_settings
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
@@ -106,12 +106,12 @@ def generate(
     proposer, limits = _drafting(draft, depth)
     _check_peers(peer or ())
     wish = Wish(
-        prompt=_read_prompt(prompt),
+        prompt=read_prompt(prompt),
         is_raw=raw,
         peers=tuple(peer or ()),
         max_tokens=max_tokens,
         sampling=sampling,
-        stop_strings=tuple(stop or ()),
+        stop_strings=tuple(to_text(text, "a --stop text") for text in stop or ()),
         proposer=proposer,
         limits=limits,
         is_quiet=as_json,
@@ -150,6 +150,8 @@ def _check_peers(addresses: Sequence[str]) -> None:
     if not addresses:
         raise ConfigError(f"no peer is named; {advice}")
     for address in addresses:
+        if not address.strip():
+            raise ConfigError(f"a --peer is empty; {advice}")
         if parse_address(address).peer is None:
             raise ConfigError(f"{address} names no peer, for it does not end in /p2p/PEER-ID; {advice}")
 
@@ -165,18 +167,6 @@ def _drafting(draft: str, depth: int) -> tuple[Proposer | None, Limits]:
     if depth > INITIAL_CREDITS:
         raise ConfigError(f"--depth is {depth}; it must be at most {INITIAL_CREDITS}")
     return (PromptLookup() if draft == "lookup" else None), Limits(max_chunks=depth)
-
-
-def _read_prompt(prompt: str) -> str:
-    """The prompt that was given, or stdin without the newline at its end. Raises: ConfigError for an empty one."""
-    try:
-        # What the shell passes on is not always UTF-8; Python hides such bytes in surrogates.
-        text = prompt.encode().decode() if prompt != "-" else sys.stdin.buffer.read().decode().removesuffix("\n")
-    except UnicodeError as error:
-        raise ConfigError("the prompt is not UTF-8 text") from error
-    if not text.strip():
-        raise ConfigError("the prompt is empty; give some text, or - and a text on standard input")
-    return text
 
 
 def _encode(tokenizer: Tokenizer, wish: Wish) -> tuple[Token, ...]:
@@ -223,24 +213,11 @@ async def _ask(question: Question, text: TextStream) -> Answer:
 
 async def _find_ring(node: Node, question: Question) -> Plan:
     """The ring through the peers that were named. Raises: ConfigError if they run other weights than ours."""
-    from shardp2p.scheduler.route import route
+    from shardp2p.scheduler.route import recognise, route
 
     model = question.model
     members = await node.members(question.wish.peers)
-    # A model is known by its digest; its name is each machine's own.
-    named = [
-        replace(member, info=replace(member.info, model=model.name))
-        if member.info.model_digest == model.manifest.digest
-        else member
-        for member in members
-    ]
-    plan = route(model.name, named)
-    if plan.model_digest != model.manifest.digest:
-        raise ConfigError(
-            f"the peers serve other weights as {model.name} ({plan.model_digest[:12]}) than are stored here "
-            f"({model.manifest.digest[:12]}); the text could not be read: use the same model on both sides"
-        )
-    return plan
+    return route(model.name, recognise(model.name, model.manifest.digest, model.manifest.layers, members))
 
 
 def _max_tokens(question: Question, plan: Plan) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shardp2p.errors import ConfigError, PeerUnavailableError
+from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.scheduler.plan import Plan, Stage
-from shardp2p.vocabulary import ModelId
+from shardp2p.vocabulary import LayerRange, ModelId
 from shardp2p.wire.messages import MemberInfo
 
 
@@ -17,6 +17,29 @@ class Member:
 
     info: MemberInfo
     addresses: tuple[str, ...]
+
+
+def recognise(model: ModelId, digest: str, layers: int, members: Sequence[Member]) -> tuple[Member, ...]:
+    """`members` with our name `model` for what has our digest: a name is each machine's own.
+
+    Raises: ConfigError for other weights under that name; RemoteProtocolError for a peer that claims our weights, but
+    not the `layers` layers that they have.
+    """
+    for member in members:
+        info = member.info
+        if info.model == model and info.layers is not None and info.model_digest != digest:
+            raise ConfigError(
+                f"peer {info.peer_id} serves other weights as {model} ({info.model_digest[:12]}) than are stored here "
+                f"({digest[:12]}); the text could not be read: use the same model on both sides"
+            )
+        if info.model_digest == digest and info.model_layers != layers:
+            raise RemoteProtocolError(
+                f"peer {info.peer_id} says that {model} has {info.model_layers} layers; it has {layers}", info.peer_id
+            )
+    return tuple(
+        replace(member, info=replace(member.info, model=model)) if member.info.model_digest == digest else member
+        for member in members
+    )
 
 
 def route(model: ModelId, members: Sequence[Member]) -> Plan:
@@ -33,6 +56,7 @@ def route(model: ModelId, members: Sequence[Member]) -> Plan:
     first = serving[0].info
     for member in serving[1:]:
         _require_same("weights of " + model, "model_digest", first, member.info)
+        _require_same("number of layers of " + model, "model_layers", first, member.info)
         _require_same("dtype", "dtype", first, member.info)
     return Plan(
         model=model,
@@ -52,18 +76,19 @@ def _require_same(what: str, field: str, one: MemberInfo, other: MemberInfo) -> 
 
 
 def _cover(model: ModelId, layers: int, serving: Sequence[Member]) -> tuple[Stage, ...]:
-    """Exact joins only: from each layer on, the longest range that begins there and can be continued to the end."""
+    """Exact joins only: from each start on, the range that can be continued to the end in the fewest stages.
+
+    Takes time in the number of members alone: that of the layers is their claim.
+    """
     best: dict[int, tuple[Stage, ...]] = {layers: ()}
-    for at in range(layers - 1, -1, -1):
-        for member in serving:
-            held = member.info.layers
-            if held is None or held.start != at or held.stop not in best:
-                continue
-            stages = (Stage(member.info.peer_id, held, member.addresses), *best[held.stop])
-            if at not in best or len(stages) < len(best[at]):
-                best[at] = stages
+    for held, member in sorted(_held(serving), key=lambda pair: pair[0].start, reverse=True):
+        if held.stop not in best:
+            continue
+        stages = (Stage(member.info.peer_id, held, member.addresses), *best[held.stop])
+        if held.start not in best or len(stages) < len(best[held.start]):
+            best[held.start] = stages
     if 0 not in best:
-        held_ranges = sorted(str(m.info.layers) for m in serving)
+        held_ranges = sorted(str(held) for held, _ in _held(serving))
         raise PeerUnavailableError(
             f"the peers do not cover {model}'s layers 0:{layers} without a gap or an overlap: they hold "
             f"{', '.join(held_ranges)}; {_missing(layers, serving)}"
@@ -71,16 +96,18 @@ def _cover(model: ModelId, layers: int, serving: Sequence[Member]) -> tuple[Stag
     return best[0]
 
 
+def _held(serving: Sequence[Member]) -> list[tuple[LayerRange, Member]]:
+    return [(member.info.layers, member) for member in serving if member.info.layers is not None]
+
+
 def _missing(layers: int, serving: Sequence[Member]) -> str:
-    held = {layer for m in serving if m.info.layers for layer in range(m.info.layers.start, m.info.layers.stop)}
-    gaps, start = [], None
-    for layer in range(layers + 1):
-        is_missing = layer < layers and layer not in held
-        if is_missing and start is None:
-            start = layer
-        elif not is_missing and start is not None:
-            gaps.append(f"{start}:{layer}")
-            start = None
+    gaps, covered = [], 0
+    for held in sorted(held for held, _ in _held(serving)):
+        if held.start > covered:
+            gaps.append(f"{covered}:{held.start}")
+        covered = max(covered, held.stop)
+    if covered < layers:
+        gaps.append(f"{covered}:{layers}")
     if not gaps:
         return "start peers whose ranges join end to end"
     return f"start a peer that holds {' and '.join(gaps)}"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardp2p.errors import ConfigError, PeerUnavailableError
-from shardp2p.scheduler.route import Member, route
+from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
+from shardp2p.scheduler.route import Member, recognise, route
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
 from shardp2p.wire.messages import MemberInfo
 
@@ -83,11 +83,48 @@ def test_missing_layers_are_named(held: tuple[str, ...], missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"), [({"model_digest": "cd" * 32}, "weights of tiny"), ({"dtype": "bfloat16"}, "dtype")]
+    ("change", "what"),
+    [
+        ({"model_digest": "cd" * 32}, "weights of tiny"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"model_layers": 7}, "number of layers of tiny"),
+    ],
 )
-def test_peers_that_serve_different_things_are_both_named(change: dict[str, str], what: str) -> None:
+def test_peers_that_serve_different_things_are_both_named(change: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError, match=f"do not serve the same {what}: a has .*, b has "):
         ring(member("a", "0:3"), member("b", "3:6", **change))
+
+
+def test_a_claim_of_countless_layers_costs_nothing() -> None:
+    countless = 2**32 - 1
+    with pytest.raises(PeerUnavailableError, match=f"start a peer that holds 6:{countless}"):
+        ring(member("a", "0:6", model_layers=countless))
+    whole = replace(member("a", "0:6").info, layers=LayerRange(0, countless), model_layers=countless)
+    assert ring(Member(whole, ())) == ["a"]
+
+
+def recognised(*members: Member) -> list[str]:
+    return [member.info.model for member in recognise(MODEL, "ab" * 32, LAYERS, members)]
+
+
+def test_a_model_is_recognised_by_its_digest_and_called_by_our_name() -> None:
+    members = [
+        member("a", "0:3", model="theirs"),
+        member("x", None, model_digest=""),
+        member("y", "0:2", model_digest="cd" * 32),
+    ]
+    assert recognised(*members[:2]) == [MODEL, ""]
+    assert recognised(member("z", "0:2", model="other", model_digest="cd" * 32)) == ["other"]
+    with pytest.raises(ConfigError, match="peer y serves other weights as tiny"):
+        recognised(*members)
+
+
+@pytest.mark.parametrize("layers", [LAYERS + 1, LAYERS - 1, 2**32 - 1])
+@pytest.mark.parametrize("model", [MODEL, "theirs"])
+def test_a_peer_that_counts_our_models_layers_wrong_is_named(layers: int, model: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"peer b says that tiny has {layers} layers; it has 6") as caught:
+        recognised(member("a", "0:3"), member("b", "3:5", model=model, model_layers=layers))
+    assert caught.value.peer == "b"
 
 
 RANGES = st.tuples(st.integers(0, LAYERS - 1), st.integers(1, LAYERS)).map(lambda r: (min(r), max(r[1], min(r) + 1)))
