@@ -15,6 +15,7 @@ from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.options import AsJson, DataDir
 from shardp2p.cli.output import write_json
 from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.texts import read_prompt
 from shardp2p.config import UpSettings, load_settings
 from shardp2p.errors import ConfigError, IntegrityError
 from shardp2p.telemetry import configure_logging
@@ -71,7 +72,7 @@ class Outcome:
 
 def demo(
     stages: Annotated[int, typer.Option("--stages", help="Processes to split the layers over.")] = 3,
-    prompt: Annotated[str, typer.Option("--prompt", help="What to ask.")] = PROMPT,
+    prompt: Annotated[str, typer.Option("--prompt", help="What to ask; - reads it from stdin.")] = PROMPT,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="How long the answer may be.")] = 64,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
     draft: Annotated[str, typer.Option("--draft", help="lookup: guess from the text so far. none: plain.")] = "lookup",
@@ -88,8 +89,7 @@ def demo(
         raise ConfigError(f"--draft is {draft!r}; it must be one of {', '.join(DRAFTS)}")
     _check_numbers(stages, max_tokens, depth)
     settings = UpSettings(dtype=dtype)  # type: ignore[arg-type]  # checks it
-    if not prompt.strip():
-        raise ConfigError("the prompt is empty; give at least one word")
+    prompt = read_prompt(prompt)
     stored = _find_model(model, data_dir)
     tokenizer, prompt_tokens = _tokenize(stored, prompt, max_tokens, is_raw=raw)
     from shardp2p.lab.local_swarm import even_splits
@@ -130,7 +130,7 @@ def _find_model(name: str, data_dir: Path | None) -> StoredModel:
     """The model, imported now if it is the demo's own and not there yet."""
     store = ModelStore(load_settings(data_dir=data_dir).paths.models_dir)
     with progress_bar() as report:
-        if name == DEMO_MODEL and not store.directory_of(ModelId(name)).exists():
+        if name == DEMO_MODEL and not store.has(ModelId(name)):
             return store.import_model(name, progress=report)
         return store.resolve(name, progress=report)
 
