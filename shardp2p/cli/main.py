@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
+from shardp2p.cli import streams
 from shardp2p.cli.interrupts import interrupts
 
 
 def main() -> NoReturn:
     """Run the command line in `sys.argv` and exit."""
     interrupts.install()
+    streams.prepare()
     exit_code = run(sys.argv[1:])
     if interrupts.exit_code is not None:
         # Not through the interpreter's end: threads that still import or compute would hold it up.
@@ -48,10 +50,11 @@ class _Ending:
     ) -> bool:
         if interrupts.exit_code is not None:
             return True  # an end that was asked for, whatever it broke on its way out
-        from shardp2p.cli.output import BROKEN_PIPE, flush_stdout, report
+        from shardp2p.cli.output import flush_stdout, report
 
+        unwritten = flush_stdout()
+        if error is None:
+            error = unwritten
         if error is not None:
             self.exit_code = report(error)
-        if not flush_stdout():
-            self.exit_code = BROKEN_PIPE
         return True

@@ -30,14 +30,16 @@ def printable(text: str) -> str:
 
 
 def write(text: str) -> None:
-    """Write to stdout at once. Raises: BrokenPipeError when nobody reads it."""
+    """Write to stdout at once. Raises: BrokenPipeError when nobody reads it; ConfigError when it has no room."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def write_json(value: Mapping[str, Any]) -> None:
     """Write one object on one line to stdout at once."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    # What stdout has no character for is to be escaped as JSON does it.
+    is_unicode = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode) + "\n")
     sys.stdout.flush()
 
 
@@ -62,15 +64,15 @@ def report(error: BaseException) -> int:
     return expected[0].exit_code
 
 
-def flush_stdout() -> bool:
-    """Whether all that was written to stdout could be handed over. Afterwards Python's own last flush is quiet."""
+def flush_stdout() -> Exception | None:
+    """Why not all that was written to stdout could be handed over. Afterwards Python's own last flush is quiet."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, ShardError) as error:
         # What is still buffered would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
+        return error
+    return None
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

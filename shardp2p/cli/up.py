@@ -188,7 +188,11 @@ async def _end_with_stdin() -> None:
             await trio.lowlevel.wait_readable(descriptor)
         except PermissionError:  # a regular file or /dev/null: never has to be waited for
             await trio.lowlevel.checkpoint()
-        if not os.read(descriptor, STDIN_BYTES):
+        try:
+            is_open = bool(os.read(descriptor, STDIN_BYTES))
+        except OSError:  # such as a terminal that was closed
+            is_open = False
+        if not is_open:
             interrupts.end(0)
             return
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +87,66 @@ def test_output_that_nobody_reads_ends_quietly() -> None:
         process.close_stdout()
         assert process.wait()[0] == 128 + signal.SIGPIPE
         assert process.stderr == ""
+
+
+def redirected(redirection: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """`shardp2p` as a shell runs it with this redirection."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "shardp2p", *map(str, arguments)]
+
+    return subprocess.run(
+        command,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("up", "--help"), ("--version",), ("model", "list", "--json")])
+def test_full_disk_behind_stdout_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = redirected(">/dev/full", *arguments, XDG_DATA_HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr == b"shardp2p: error: cannot write to standard output: No space left on device\n"
+
+
+def test_full_disk_behind_stderr_leaves_the_exit_code(tmp_path: Path) -> None:
+    result = redirected("2>/dev/full", "frobnicate")
+    assert (result.returncode, result.stdout, result.stderr) == (2, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "arguments", "code"),
+    [
+        (">&-", ("model", "list"), 0),
+        (">&- 2>&-", ("model", "list"), 0),
+        ("<&- >&- 2>&-", ("model", "list"), 0),
+        ("2>&-", ("generate", "absent", "hello"), 2),
+        (">&-", ("--help",), 0),
+    ],
+)
+def test_streams_that_are_closed_swallow_what_is_written(
+    tmp_path: Path, redirection: str, arguments: tuple[str, ...], code: int
+) -> None:
+    result = redirected(redirection, *arguments, XDG_DATA_HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path))
+    assert (result.returncode, result.stdout, result.stderr) == (code, b"", b"")
+
+
+PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
+
+
+def test_prompt_from_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
+    result = redirected("<&-", "generate", "absent", "-", "--peer", PEER, XDG_CONFIG_HOME=str(tmp_path))
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.startswith(b"shardp2p: error: the prompt is empty; ")
+
+
+def test_names_that_stdout_has_no_character_for_are_escaped(tmp_path: Path) -> None:
+    places = {"XDG_CONFIG_HOME": str(tmp_path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    listed = redirected("", "model", "list", "--json", "--data-dir", tmp_path / "é", **places)
+    assert listed.returncode == 0, listed.stderr
+    assert os.fsencode(json.loads(listed.stdout)["directory"]) == bytes(tmp_path / "é" / "models")
+    refused = redirected("", "up", "--config", tmp_path / "日本", **places)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(b"shardp2p: error: there is no settings file")
+    assert refused.stderr.count(b"\n") == 1
