@@ -15,8 +15,9 @@ import psutil
 import trio
 
 from shardp2p.coordinator.commands import Limits, Proposer
-from shardp2p.coordinator.driver import GenerationRequest, GenerationStream, open_generation
+from shardp2p.coordinator.driver import GenerationStream, open_generation
 from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.host import Host, open_host

@@ -183,7 +183,7 @@ async def _show(order: Order, screen: Screen, prompt: str) -> Outcome:
 
 async def _ask(order: Order, node: Node, members: Sequence[Member], screen: Screen) -> RingRun:
     from shardp2p.coordinator.commands import Limits
-    from shardp2p.coordinator.driver import GenerationRequest
+    from shardp2p.coordinator.request import GenerationRequest
     from shardp2p.lab.ring_run import run_ring
     from shardp2p.runtime.draft import PromptLookup
     from shardp2p.scheduler.route import route

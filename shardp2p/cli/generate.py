@@ -177,7 +177,7 @@ def _encode(tokenizer: Tokenizer, wish: Wish) -> tuple[Token, ...]:
 
 async def _ask(question: Question, text: TextStream) -> Answer:
     """Find the ring, generate over it, and show the text as it comes."""
-    from shardp2p.coordinator.driver import GenerationRequest
+    from shardp2p.coordinator.request import GenerationRequest
     from shardp2p.identity.keys import Identity
     from shardp2p.node import open_node
 

@@ -9,7 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from math import inf
 
 import structlog
 import trio
@@ -18,8 +18,8 @@ from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, Propo
 from shardp2p.coordinator.generation import Generation
 from shardp2p.coordinator.inbound import VerdictInbox
 from shardp2p.coordinator.outbox import ControlOutbox
+from shardp2p.coordinator.request import GenerationRequest, Lap, Result, fit_limits
 from shardp2p.errors import (
-    ConfigError,
     PeerUnavailableError,
     RemoteProtocolError,
     ShardError,
@@ -28,52 +28,26 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.scheduler.plan import Plan, Stage
-from shardp2p.vocabulary import Branch, PeerId, SamplingParams, SessionId, Slot, Token
+from shardp2p.vocabulary import Branch, PeerId, SessionId, Slot, Token
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec_control import MAX_TOKENS
-from shardp2p.wire.credit import INITIAL_CREDITS, CreditSender
+from shardp2p.wire.credit import CreditSender
 from shardp2p.wire.messages import Chunk, Close, Closed, Failure, Hello, Open, Opened, PeerAddress, Tokens, Verdict
 from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Network
 
 log = structlog.get_logger()
 
+OPEN_S = 30.0
+"""How long a stage that is reached may take to answer Open, in which time it dials the next one."""
+
+LAP_S = 120.0
+LAP_TOKEN_S = 1.0
+"""How long nothing may come around the ring while chunks are under way, and how much longer for each token of the
+oldest one: connections live on although a stage hangs."""
+
 CLOSE_S = 2.0
 """How long the stages may take to answer Close; the answer is complete without it."""
-
-SPARE_ROWS = 256
-"""Cache rows beyond the text: dead rows that are not compacted yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known)."""
-
-    prompt_tokens: tuple[Token, ...]
-    max_tokens: int
-    stop_tokens: frozenset[Token] = frozenset()
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    vocab_size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lap:
-    """One chunk's way around the ring, in seconds; `tokens` in the chunk, `compute_s` of all stages together."""
-
-    tokens: int
-    lap_s: float
-    compute_s: float
-
-
-@dataclass
-class Result:
-    """How a generation went; complete once the context of `open_generation` is left."""
-
-    finish: Finish | None = None
-    ttft_s: float | None = None
-    total_s: float = 0.0
-    laps: list[Lap] = field(default_factory=list)
-    accounts: dict[int, Closed] = field(default_factory=dict)
 
 
 class GenerationStream:
@@ -114,7 +88,7 @@ async def open_generation(
     ends it early: ConfigError and OverloadedError from a stage that declines, PeerUnavailableError that names the stage
     that went away, RemoteProtocolError for one that misbehaves.
     """
-    limits = _fit(request, plan, limits or Limits(), proposer)
+    limits = fit_limits(request, plan, limits or Limits(), proposer)
     driver = _Driver(network, verdicts, plan, request, proposer, limits)
     failure: BaseException | None = None
     try:
@@ -128,24 +102,6 @@ async def open_generation(
         failure = group.exceptions[0] if len(group.exceptions) == 1 else group
     if failure is not None:
         raise failure
-
-
-def _fit(request: GenerationRequest, plan: Plan, limits: Limits, proposer: Proposer | None) -> Limits:
-    """The limits for this request. Raises ConfigError when the text cannot fit the model, or the chunks the ring."""
-    text = len(request.prompt_tokens) + request.max_tokens
-    if text > plan.context_tokens:
-        raise ConfigError(
-            f"the prompt has {len(request.prompt_tokens)} tokens and {request.max_tokens} more are asked for; "
-            f"{plan.model} takes {plan.context_tokens} in all: shorten the prompt or lower --max-tokens"
-        )
-    if limits.max_chunks > INITIAL_CREDITS:
-        raise ConfigError(f"{limits.max_chunks} chunks at once are too many; a ring takes at most {INITIAL_CREDITS}")
-    drafts = limits.max_chunks * limits.chunk_tokens if proposer is not None else 0
-    return replace(
-        limits,
-        draft_tokens=limits.draft_tokens if proposer is not None else 0,
-        cache_rows=text + drafts + SPARE_ROWS,
-    )
 
 
 def _named(error: ShardError, plan: Plan) -> ShardError:
@@ -192,6 +148,7 @@ class _Driver:
         # One batch a token at most: the ring never waits for a slow reader.
         self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](request.max_tokens)
         self._sent: deque[tuple[Chunk, float]] = deque()
+        self._lap_scope = trio.CancelScope()  # its deadline is that of the oldest chunk under way
         self._tokens_epoch = -1
         self._is_closing = False
         self.result = Result()
@@ -225,7 +182,11 @@ class _Driver:
                 nursery.start_soon(self._watch, outboxes[index].run)
             nursery.start_soon(self._watch, sender.run)
             nursery.start_soon(self._watch, self._verdicts.collect, self._session, self._inbox_send.send)
-            finish = await self._pump(sender, outboxes, started)
+            finish = None
+            with self._lap_scope:
+                finish = await self._pump(sender, outboxes, started)
+            if finish is None:
+                raise self._silence()
             self.result.total_s = trio.current_time() - started
             self.result.finish = finish
             self._tokens_send.close()
@@ -259,8 +220,14 @@ class _Driver:
             with blaming(stage.peer_id):
                 stream = await self._network.open_stream(stage.peer_id, CONTROL, stage.addresses)
                 channels[index] = channel = await stack.enter_async_context(open_channel(stream, CONTROL))
-                await channel.send(self._open_message(index))
-                answer = await channel.receive()
+                try:
+                    with trio.fail_after(OPEN_S):
+                        await channel.send(self._open_message(index))
+                        answer = await channel.receive()
+                except trio.TooSlowError:
+                    raise PeerUnavailableError(
+                        f"no answer to Open within {OPEN_S:.0f} s; it hangs or is busy"
+                    ) from None
                 if isinstance(answer, Failure):
                     raise self._reported(answer, stage.peer_id)
                 if not isinstance(answer, Opened):
@@ -352,6 +319,8 @@ class _Driver:
             for at in range(0, len(tokens), MAX_TOKENS):
                 last.put_tokens(Tokens(chunk.ref.epoch, Slot(first + at), tokens[at : at + MAX_TOKENS]))
         self._sent.append((chunk, trio.current_time()))
+        if len(self._sent) == 1:
+            self._expect_verdict()
         with blaming(self._plan.stages[0].peer_id):
             await sender.send(chunk)
 
@@ -369,3 +338,20 @@ class _Driver:
             if chunk.ref == verdict.ref:
                 lap_s = trio.current_time() - at
                 self.result.laps.append(Lap(len(chunk.tokens), lap_s, verdict.compute_us / 1e6))
+        self._expect_verdict()
+
+    def _expect_verdict(self) -> None:
+        """Something has come around the ring, or begins to go around it: wait so long for what is next."""
+        if not self._sent:
+            self._lap_scope.deadline = inf
+            return
+        patience_s = LAP_S + LAP_TOKEN_S * len(self._sent[0][0].tokens)
+        self._lap_scope.deadline = trio.current_time() + patience_s
+
+    def _silence(self) -> PeerUnavailableError:
+        """Which stage hangs cannot be known from here: each sends to the next."""
+        stages = "; ".join(self._plan.describe(stage.peer_id) for stage in self._plan.stages)
+        return PeerUnavailableError(
+            f"nothing came around the ring for {LAP_S:.0f} s and more, though all of its stages are connected, so one "
+            f"of them hangs ({stages}); start that peer again, or choose others, and repeat the request"
+        )

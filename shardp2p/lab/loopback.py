@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from shardp2p.coordinator.commands import Limits
-from shardp2p.coordinator.driver import GenerationRequest
+from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.local_swarm import even_splits, local_swarm
 from shardp2p.lab.reference_process import ReferenceProcess, open_reference

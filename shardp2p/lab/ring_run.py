@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import trio
 
 from shardp2p.coordinator.commands import Limits, Proposer
-from shardp2p.coordinator.driver import GenerationRequest, Lap
+from shardp2p.coordinator.request import GenerationRequest, Lap
 from shardp2p.errors import LocalProtocolError
 from shardp2p.node import Node
 from shardp2p.scheduler.plan import Plan

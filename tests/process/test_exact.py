@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 import trio
 
-from shardp2p.coordinator.driver import GenerationRequest
+from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.local_swarm import even_splits, local_swarm
 from shardp2p.lab.ring_run import run_ring

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardp2p.coordinator.commands import Limits
-from shardp2p.coordinator.driver import GenerationRequest
+from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.runtime.reference import Reference
 from tests.support.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.support.live_ring import live_ring, run, splits

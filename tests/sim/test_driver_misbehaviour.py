@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from shardp2p.coordinator.commands import Limits
+from shardp2p.coordinator.driver import LAP_S, OPEN_S
 from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError, RemoteProtocolError, ShardError
 from shardp2p.vocabulary import SessionId, Slot
 from shardp2p.wire.channel import open_channel
@@ -247,6 +248,57 @@ async def test_a_stage_that_cannot_be_reached_is_named(autojump_clock: MockClock
         assert isinstance(error, PeerUnavailableError)
         assert error.peer == stage_id(2)
         await ring.assert_settled()
+
+
+def silent(kind: type[Message], after_first: int = 0) -> Change:
+    """All messages of this kind but the first ones are swallowed; the connection lives on."""
+    seen = 0
+
+    def changed(message: Message) -> list[Message | bytes]:
+        nonlocal seen
+        seen += isinstance(message, kind)
+        return [] if isinstance(message, kind) and seen > after_first else [message]
+
+    return changed
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+async def test_a_stage_that_never_answers_open_is_given_up_and_named(victim: int, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        ring = SimRing(nursery, 2)
+        ring.start_stage(victim, lambda network: TamperedNetwork(network, CONTROL, silent(Opened)))
+        with pytest.raises(
+            PeerUnavailableError, match=f"stage {victim} of 2 .* no answer to Open within 30 s"
+        ) as caught:
+            await ring.generate(request())
+        assert caught.value.peer == stage_id(victim)
+        assert trio.current_time() <= OPEN_S + 1
+        await ring.assert_settled()
+
+
+@pytest.mark.parametrize(
+    ("victim", "kind", "after_first"),
+    [(2, Verdict, 0), (2, Verdict, 7), (1, Activations, 0), (1, Activations, 7), (1, Credit, 0), (2, Credit, 0)],
+)
+async def test_a_ring_in_which_nothing_comes_around_is_given_up(
+    victim: int, kind: type[Message], after_first: int, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        ring = SimRing(nursery, 2)
+        ring.start_stage(victim, lambda network: TamperedNetwork(network, RING, silent(kind, after_first)))
+        with pytest.raises(PeerUnavailableError, match=r"one of them hangs \(stage 1 of 2 .*; stage 2 of 2 ") as caught:
+            await ring.generate(request(60))
+        assert caught.value.peer is None
+        assert LAP_S < trio.current_time() < 2 * LAP_S
+        await ring.assert_settled()
+
+
+async def test_a_slow_ring_is_waited_for_as_long_as_something_comes_around(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        ring = SimRing(nursery, 2, compute_s=25)
+        tokens, result = await ring.generate(request(24), limits=Limits(max_chunks=8, prefill_tokens=1))
+        assert tokens == EXPECTED
+        assert max(lap.lap_s for lap in result.laps) > 1.5 * LAP_S
 
 
 @pytest.mark.parametrize("intruder", [stage_id(1), stage_id(2)])

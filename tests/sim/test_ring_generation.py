@@ -10,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from shardp2p.coordinator.commands import Limits, Proposer
-from shardp2p.coordinator.driver import SPARE_ROWS, open_generation
+from shardp2p.coordinator.driver import open_generation
+from shardp2p.coordinator.request import SPARE_ROWS
 from shardp2p.runtime.draft import PromptLookup
 from shardp2p.vocabulary import PeerId, SamplingParams
 from shardp2p.wire.credit import INITIAL_CREDITS

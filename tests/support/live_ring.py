@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from shardp2p.coordinator.commands import Limits, Proposer
-from shardp2p.coordinator.driver import GenerationRequest, Result
+from shardp2p.coordinator.request import GenerationRequest, Result
 from shardp2p.identity.keys import Identity
 from shardp2p.node import Node, open_node
 from shardp2p.runtime.device import DeviceThread

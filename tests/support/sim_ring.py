@@ -10,8 +10,9 @@ from typing import cast
 import trio
 
 from shardp2p.coordinator.commands import Limits, Proposer
-from shardp2p.coordinator.driver import GenerationRequest, Result, open_generation
+from shardp2p.coordinator.driver import open_generation
 from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.coordinator.request import GenerationRequest, Result
 from shardp2p.errors import RemoteProtocolError
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.device import DeviceThread

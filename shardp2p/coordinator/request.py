@@ -1,0 +1,64 @@
+"""What a generation is asked for, whether a ring can serve it, and how it went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from shardp2p.coordinator.commands import Finish, Limits, Proposer
+from shardp2p.errors import ConfigError
+from shardp2p.scheduler.plan import Plan
+from shardp2p.vocabulary import SamplingParams, Token
+from shardp2p.wire.credit import INITIAL_CREDITS
+from shardp2p.wire.messages import Closed
+
+SPARE_ROWS = 256
+"""Cache rows beyond the text: dead rows that are not compacted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known)."""
+
+    prompt_tokens: tuple[Token, ...]
+    max_tokens: int
+    stop_tokens: frozenset[Token] = frozenset()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    vocab_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One chunk's way around the ring, in seconds; `tokens` in the chunk, `compute_s` of all stages together."""
+
+    tokens: int
+    lap_s: float
+    compute_s: float
+
+
+@dataclass
+class Result:
+    """How a generation went; complete once the context of `open_generation` is left."""
+
+    finish: Finish | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    laps: list[Lap] = field(default_factory=list)
+    accounts: dict[int, Closed] = field(default_factory=dict)
+
+
+def fit_limits(request: GenerationRequest, plan: Plan, limits: Limits, proposer: Proposer | None) -> Limits:
+    """The limits for this request. Raises ConfigError when the text cannot fit the model, or the chunks the ring."""
+    text = len(request.prompt_tokens) + request.max_tokens
+    if text > plan.context_tokens:
+        raise ConfigError(
+            f"the prompt has {len(request.prompt_tokens)} tokens and {request.max_tokens} more are asked for; "
+            f"{plan.model} takes {plan.context_tokens} in all: shorten the prompt or lower --max-tokens"
+        )
+    if limits.max_chunks > INITIAL_CREDITS:
+        raise ConfigError(f"{limits.max_chunks} chunks at once are too many; a ring takes at most {INITIAL_CREDITS}")
+    drafts = limits.max_chunks * limits.chunk_tokens if proposer is not None else 0
+    return replace(
+        limits,
+        draft_tokens=limits.draft_tokens if proposer is not None else 0,
+        cache_rows=text + drafts + SPARE_ROWS,
+    )
