@@ -26,6 +26,9 @@ END_S = 1.0
 """How long after Close a message that is being computed or sent may take, and the End after it: the session is over,
 but its neighbours are to see a clean end."""
 
+JOIN_S = 60.0
+"""How long a session waits for its previous peer: longer than a coordinator does for the other stages to open."""
+
 Compute = Callable[[Work, tuple[Token, ...]], Awaitable[Activations | Verdict]]
 """Runs a session's work on the device; with the token ids of the rows to compute, where choosing needs them."""
 
@@ -62,6 +65,7 @@ class LiveSession:
         )
         self._receiver: CreditReceiver | None = None
         self._previous = ""
+        self._previous_joined = trio.Event()
         self._previous_failure: ShardError | None = None
         self._previous_failed = trio.Event()
         self._arrived = 0
@@ -80,6 +84,7 @@ class LiveSession:
         if self._receiver is not None:
             raise RemoteProtocolError("the session already has an incoming ring stream", peer)
         self._receiver, self._previous = receiver, peer
+        self._previous_joined.set()
         with self._incoming:
             try:
                 await self._take_ring(receiver, peer)
@@ -127,6 +132,10 @@ class LiveSession:
                     await self._send.send(message)
 
     async def _watch_previous(self) -> None:
+        with trio.move_on_after(JOIN_S):
+            await self._previous_joined.wait()
+        if self._receiver is None and not self._is_closing:
+            raise PeerUnavailableError(f"no peer of the ring sent anything to this stage within {JOIN_S:.0f} s")
         await self._previous_failed.wait()
         if self._previous_failure is not None and not self._is_closing:
             raise self._previous_failure

@@ -37,6 +37,9 @@ MAX_SESSIONS = 64
 HELLO_WAIT_S = 10.0
 """How long an incoming ring stream waits for its session: the coordinator opens all stages at once."""
 
+OPEN_WAIT_S = 10.0
+"""How long a control stream may stay without its Open."""
+
 FAREWELL_S = 2.0
 """How long a failed session keeps its streams up, so that the coordinator hears the reason before the neighbours
 notice the loss and blame us."""
@@ -71,10 +74,7 @@ class StageService:
         """Serve one coordinator's session, from Open to Closed."""
         async with open_channel(stream, CONTROL) as control:
             try:
-                request = await control.receive()
-                if not isinstance(request, Open):
-                    raise RemoteProtocolError(f"a control stream began with {type(request).__name__}", control.peer)
-                await self._serve_session(control, request)
+                await self._serve_session(control, await _receive_open(control))
             except* ShardError as group:
                 await self._report(control, first_of(group))
 
@@ -168,6 +168,17 @@ class StageService:
                     await control.receive()
             except ShardError:
                 return
+
+
+async def _receive_open(control: MessageChannel) -> Open:
+    try:
+        with trio.fail_after(OPEN_WAIT_S):
+            request = await control.receive()
+    except trio.TooSlowError:
+        raise RemoteProtocolError(f"a control stream without Open for {OPEN_WAIT_S:.0f} s", control.peer) from None
+    if not isinstance(request, Open):
+        raise RemoteProtocolError(f"a control stream began with {type(request).__name__}", control.peer)
+    return request
 
 
 async def _expect_silence(control: MessageChannel) -> None:

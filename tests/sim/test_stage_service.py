@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from shardp2p.errors import PeerUnavailableError
-from shardp2p.stage.live import END_S
-from shardp2p.stage.service import HELLO_WAIT_S, MAX_SESSIONS
+from shardp2p.stage.live import END_S, JOIN_S
+from shardp2p.stage.service import HELLO_WAIT_S, MAX_SESSIONS, OPEN_WAIT_S
 from shardp2p.vocabulary import NO_PARENT, ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec import encode
@@ -278,6 +278,38 @@ async def test_sessions_are_bounded(autojump_clock: MockClock) -> None:
         control = await client.control()
         await control.send(client.request(cache_rows=1))
         assert (await failure_of(control)).status == "overloaded"
+
+
+async def test_sessions_that_no_previous_peer_joins_make_room(autojump_clock: MockClock) -> None:
+    async with stage_and_client() as client:
+        controls = [
+            await client.open(session=SessionId(f"{number:032x}"), cache_rows=1) for number in range(MAX_SESSIONS)
+        ]
+        failures = [await failure_of(control) for control in controls]
+        assert {(f.status, f.peer_id) for f in failures} == {("unavailable", None)}
+        assert "no peer of the ring sent anything" in failures[0].message
+        for control in controls:
+            await control.aclose()
+        await trio.sleep(1.0)
+        await client.open()
+
+
+async def test_a_session_whose_previous_peer_has_joined_may_be_idle(autojump_clock: MockClock) -> None:
+    async with stage_and_client() as client:
+        await client.open()
+        await trio.sleep(JOIN_S - 1)
+        stream = await client.ring()
+        await trio.sleep(10 * JOIN_S)
+        await stream.send(chunk(0, prompt(), seq=0, quiet=11))
+        await client.wait_verdicts(1)
+
+
+async def test_a_control_stream_on_which_nothing_comes_is_let_go(autojump_clock: MockClock) -> None:
+    async with stage_and_client() as client:
+        control = await client.control()
+        failure = await failure_of(control)
+        assert (failure.status, failure.peer_id) == ("protocol", CLIENT)
+        assert trio.current_time() == pytest.approx(OPEN_WAIT_S)
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 1.0])
