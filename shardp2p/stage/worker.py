@@ -20,7 +20,10 @@ from shardp2p.stage.service import OpenCompute
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import Position, SamplingParams, Token
 from shardp2p.wire.messages import Activations, Chunk, Open, Scheme, Verdict
-from shardp2p.wire.tensor import Tensor, decode_tensor, encode_tensor
+from shardp2p.wire.tensor import TORCH_DTYPES, Tensor, decode_tensor, encode_tensor
+
+MAX_COMPUTE_US = 2**64 - 1
+"""The largest sum that goes on; what the previous stages claim may be anything up to it."""
 
 
 def open_on_device(block: Block, device: DeviceThread) -> OpenCompute:
@@ -84,7 +87,7 @@ class SessionWorker:
 
     def _compute_us(self, work: Work, started: float) -> int:
         before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
-        return before + round((perf_counter() - started) * 1e6)
+        return min(before + round((perf_counter() - started) * 1e6), MAX_COMPUTE_US)
 
     def _inputs(self, work: Work) -> Tensor:
         arrival = work.arrival
@@ -95,6 +98,8 @@ class SessionWorker:
         frame = arrival.hidden
         if frame is None:
             raise RemoteProtocolError(f"chunk {arrival.ref} came without the hidden rows that are alive")
+        if TORCH_DTYPES[frame.dtype] != self._block.dtype:
+            raise RemoteProtocolError(f"hidden rows are {frame.dtype}; this session's are {self._block.dtype}")
         if frame.shape[1] != self._block.hidden_size:
             raise RemoteProtocolError(
                 f"hidden rows are {frame.shape[1]} wide; this model's are {self._block.hidden_size}"

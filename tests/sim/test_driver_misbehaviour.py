@@ -123,8 +123,13 @@ async def test_verdicts_out_of_order_are_blamed_on_the_last_stage(autojump_clock
     assert error.peer == stage_id(2)
 
 
+def as_bfloat16(frame: TensorFrame) -> TensorFrame:
+    return replace(frame, dtype="bfloat16", data=frame.data[: len(frame.data) // 2])
+
+
 WIDE = TensorFrame("raw", "float32", (1, 2), bytes(8))
 ACTIVATIONS: dict[str, Change] = {
+    "rows of another dtype": lambda a: [replace(a, hidden=as_bfloat16(a.hidden))],
     "a hole": lambda a: [replace(a, ref=replace(a.ref, seq=a.ref.seq + 1))],
     "a hole in the slots": lambda a: [replace(a, ref=replace(a.ref, first_slot=Slot(a.ref.first_slot + 1)))],
     "another session": lambda a: [replace(a, ref=replace(a.ref, session=OTHER_SESSION))],
@@ -136,6 +141,15 @@ ACTIVATIONS: dict[str, Change] = {
     "a verdict instead": lambda a: [Verdict(a.ref, a.quiet, (1,) * (len(a.parents) - a.quiet))],
     "garbage": lambda _: [GARBAGE],
 }
+
+
+async def test_a_stage_that_claims_endless_compute_disturbs_nobody(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        ring = SimRing(nursery, 3)
+        boast = after(1, Activations, lambda a: [replace(a, compute_us=2**64 - 1)])
+        ring.start_stage(1, lambda network: TamperedNetwork(network, RING, boast))
+        assert await outcome(ring) == EXPECTED
+        await ring.assert_settled()
 
 
 @pytest.mark.parametrize("what", ACTIVATIONS)
