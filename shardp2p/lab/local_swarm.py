@@ -109,7 +109,7 @@ def _up(
     model: str, layers: LayerRange, dtype: DType, threads: int, identity: Path, data_dir: Path | None
 ) -> tuple[str, ...]:
     """The command that a user would type for a stage, and what ties the process to us."""
-    command = [sys.executable, "-m", "shardp2p", "up", "--model", model, "--layers", str(layers)]
+    command = [sys.executable, "-P", "-m", "shardp2p", "up", "--model", model, "--layers", str(layers)]
     command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--dtype", dtype, "--threads", str(threads)]
     command += ["--identity", str(identity), "--json", "--exit-on-stdin-close"]
     if data_dir is not None:

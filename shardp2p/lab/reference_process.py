@@ -51,7 +51,7 @@ async def open_reference(
     directory: Path, dtype: DType, *, threads: int = 0, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[ReferenceProcess]:
     """The whole model of `directory`, loaded in another process, which ends with the context."""
-    command = [sys.executable, "-m", "shardp2p.lab.reference_process", str(directory), dtype, str(threads)]
+    command = [sys.executable, "-P", "-m", "shardp2p.lab.reference_process", str(directory), dtype, str(threads)]
     async with open_children() as children:
         child = await children.start("the single-process reference", command, environment)
         await child.read_line()

