@@ -1,4 +1,4 @@
-"""How this process ends when it is told to: by SIGINT, by SIGTERM, or because its parent has gone.
+"""How this process ends when it is told to: by a signal, or because its parent has gone.
 
 A signal may come at any moment: while Python imports, while a model is read, while trio runs. Outside trio it raises
 `Interrupted` where the program stands; inside trio it cancels the whole run. Whatever that meets, the process is gone
@@ -36,6 +36,8 @@ class Interrupts:
         """Handle signals from now on. Call it in the main thread."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, self._handle)
         signal.signal(signal.SIGALRM, self._give_up)
 
     def end(self, exit_code: int) -> None:
@@ -76,6 +78,8 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.exit_code is not None:
+            if number == signal.SIGHUP:
+                return  # a shell and its terminal both send it
             os._exit(self.exit_code)  # told twice: at once
         self.end(0 if self.is_serving else 128 + number)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,9 @@ import psutil
 import pytest
 
 from shardp2p.cli.main import run
+from shardp2p.lab.local_swarm import even_splits, local_swarm
+from shardp2p.lab.reference_process import open_reference
+from shardp2p.vocabulary import LayerRange
 from tests.support.models import smollm2_directory, tiny_llama
 from tests.support.processes import HANG_S, Shardp2p, running
 
@@ -97,12 +102,53 @@ def test_people_see_the_ring_the_answer_and_the_verdict(tiny: Path, tmp_path: Pa
     assert "\x1b" not in out
 
 
+async def test_children_run_nothing_that_lies_in_the_current_directory(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for name in ("dns.py", "shardp2p.py", "torch.py"):
+        (hostile / name).write_text("raise SystemExit('run from the current directory')")
+    monkeypatch.chdir(hostile)
+    async with local_swarm(str(tiny), even_splits(LAYERS, 1), dtype="float32", threads=1, data_dir=tmp_path) as stages:
+        assert stages[0].layers == LayerRange(0, LAYERS)
+    async with open_reference(tiny, "float32", threads=1) as reference:
+        assert len((await reference.generate([5], 3)).tokens) == 3
+
+
+def test_full_disk_behind_stdout_ends_the_demo_in_one_line(tiny: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shardp2p", "demo", "--model", str(tiny), "--data-dir", str(tmp_path)]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [*command, "--stages", "1", "--prompt", "a"],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=HANG_S,
+            check=False,
+        )
+    assert result.returncode == 2
+    assert result.stderr == b"shardp2p: error: cannot write to standard output: No space left on device\n"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_prompt_in_any_language_is_understood_in_the_c_locale(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--model", tiny, "--data-dir", tmp_path, "--stages", 1, "--no-reference", "--max-tokens", 4, "--raw")
+    expected = report_of(*options, "--prompt", "né 日")
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    assert report_of(*options, "--prompt", "né 日")["tokens"] == expected["tokens"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--stages", "0"), "--stages is 0; it must be at least 1"),
         (("--stages", "5"), "5 stages are asked for; the model's 4 layers make between 1 and 4"),
         (("--prompt", " \n"), "the prompt is empty"),
+        (("--prompt", os.fsdecode(b"\xff")), "the prompt is not UTF-8 text"),
         (("--max-tokens", "0"), "--max-tokens is 0"),
         (("--max-tokens", "600"), "600 more are asked for; tiny takes 512 in all"),
         (("--depth", "0"), "--depth is 0; it must be between 1 and 32"),
@@ -150,6 +196,7 @@ def wait_check(process: Shardp2p) -> None:
         (signal.SIGINT, wait_start),
         (signal.SIGINT, wait_answer),
         (signal.SIGINT, wait_check),
+        (signal.SIGHUP, wait_answer),
         (signal.SIGKILL, wait_answer),
     ],
 )
@@ -161,10 +208,10 @@ def test_signal_at_any_moment_leaves_no_process(
     assert children
     tiny_demo.send_signal(number)
     exit_code, _ = tiny_demo.wait()
-    assert exit_code == (128 + number if number == signal.SIGINT else -number)
+    assert exit_code == (-number if number == signal.SIGKILL else 128 + number)
     _, alive = psutil.wait_procs(children, HANG_S)
     assert alive == []
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert list((tmp_path / "temporary").iterdir()) == []
 
 
