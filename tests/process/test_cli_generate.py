@@ -178,6 +178,16 @@ def test_prompt_must_be_text(refused: Callable[..., str], prompt: str) -> None:
         ([], "no peer is named"),
         (["--peer", "/ip4/127.0.0.1/tcp/1"], "does not end in /p2p/PEER-ID"),
         (["--peer", "localhost:80"], "is no multiaddr"),
+        (["--peer", ""], "a --peer is empty; name each peer of the ring with --peer ADDRESS"),
+        (
+            [
+                "--peer",
+                "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB",
+                "--stop",
+                "\udcff",
+            ],
+            "a --stop text is not UTF-8 text",
+        ),
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-p", "0"], "top_p is 0"),
         (["--logit-bias", "a:b"], "is no TOKEN:BIAS"),
