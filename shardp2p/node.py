@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from shardp2p.scheduler.route import Member
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
-from shardp2p.wire.messages import Describe, Hello, MemberInfo
+from shardp2p.wire.messages import Describe, Hello, MemberInfo, Message
 from shardp2p.wire.protocols import CONTROL, RING, SWARM
 from shardp2p.wire.stream import Stream
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 DESCRIBE_S = 10.0
 """How long a peer may take to say what it is, dialling included."""
+
+FIRST_MESSAGE_S = 10.0
+"""How long a stream that a peer opened may stay without its first message."""
 
 
 class Node:
@@ -145,7 +148,7 @@ class Node:
 
     async def _serve_swarm(self, stream: Stream) -> None:
         async with open_channel(stream, SWARM) as channel:
-            if not isinstance(await channel.receive(), Describe):
+            if not isinstance(await _first_of(channel.receive), Describe):
                 raise RemoteProtocolError(f"{channel.peer} asked for nothing we know")
             await channel.send(self.describe())
 
@@ -153,7 +156,7 @@ class Node:
         """A ring stream brings verdicts to a generation of ours, or chunks to our stage."""
         async with open_channel(stream, RING) as channel:
             receiver = CreditReceiver(channel)
-            hello = await receiver.receive()
+            hello = await _first_of(receiver.receive)
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"a ring stream began with {type(hello).__name__}")
             if self._stage is None or self._verdicts.knows(hello.session):
@@ -167,3 +170,12 @@ async def open_node(identity: Identity, listen: Sequence[str] = ()) -> AsyncIter
     """A peer that listens on the multiaddrs `listen`; without any it only dials."""
     async with open_host(identity, listen) as host:
         yield Node(host)
+
+
+async def _first_of(receive: Callable[[], Awaitable[Message]]) -> Message:
+    """The first message of a stream. Raises: RemoteProtocolError when it does not come."""
+    try:
+        with trio.fail_after(FIRST_MESSAGE_S):
+            return await receive()
+    except trio.TooSlowError:
+        raise RemoteProtocolError(f"a stream without a message for {FIRST_MESSAGE_S:.0f} s") from None
