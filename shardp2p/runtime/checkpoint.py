@@ -125,21 +125,27 @@ class TensorReader:
         """
         result = torch.empty(stored.shape, dtype=dtype)
         hasher = hashlib.sha256() if digest is not None else None
-        with stored.file.open("rb", buffering=0) as stream:
-            stream.seek(stored.offset)
-            if stored.dtype == dtype:
-                _read_into(stream.fileno(), _raw_bytes(result), stored, hasher)
-            else:
-                flat, buffer = result.view(-1), self._buffer.view(stored.dtype)
-                for first in range(0, flat.numel(), buffer.numel()):
-                    part = buffer[: flat.numel() - first]
-                    _read_into(stream.fileno(), _raw_bytes(part), stored, hasher)
-                    flat[first : first + part.numel()].copy_(part)
+        try:
+            with stored.file.open("rb", buffering=0) as stream:
+                stream.seek(stored.offset)
+                self._fill(result, stream.fileno(), stored, hasher)
+        except OSError as error:
+            raise IntegrityError(f"{stored.file} cannot be read: {error.strerror}; get it again") from error
         if hasher is not None and hasher.hexdigest() != digest:
             raise IntegrityError(
                 f"the tensor {stored.name} in {stored.file} is not what the manifest says; get it again"
             )
         return result
+
+    def _fill(self, result: torch.Tensor, descriptor: int, stored: StoredTensor, hasher: Any) -> None:
+        if stored.dtype == result.dtype:
+            _read_into(descriptor, _raw_bytes(result), stored, hasher)
+            return
+        flat, buffer = result.view(-1), self._buffer.view(stored.dtype)
+        for first in range(0, flat.numel(), buffer.numel()):
+            part = buffer[: flat.numel() - first]
+            _read_into(descriptor, _raw_bytes(part), stored, hasher)
+            flat[first : first + part.numel()].copy_(part)
 
 
 def _raw_bytes(tensor: torch.Tensor) -> memoryview:

@@ -62,6 +62,15 @@ def test_block_says_what_it_is(sharded: Path) -> None:
     assert middle.new_cache(10).bytes == 10 * middle.row_bytes
 
 
+def test_a_file_that_goes_away_while_it_is_read_is_named(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("shardp2p.runtime.checkpoint.os.readv", fail)
+    with pytest.raises(IntegrityError, match=r"model.safetensors cannot be read: Input/output error"):
+        load(single)
+
+
 def test_cache_that_no_memory_is_left_for_is_declined(sharded: Path) -> None:
     with pytest.raises(OverloadedError, match=r"cache rows need .* MiB"):
         load(sharded, "1:3").new_cache(10**13)
