@@ -122,8 +122,8 @@ async def _serve(identity: Identity, serving: Serving, show: Callable[[Serving, 
         with DeviceThread(threads=serving.settings.threads or None) as device:
             loaded = await _load(device, serving)
             _hold(node, serving, device, loaded)
+            interrupts.is_serving = True  # before anybody can read that we are ready
             show(serving, node, loaded)
-            interrupts.is_serving = True
             await trio.sleep_forever()
 
 
