@@ -54,8 +54,12 @@ class OracleMix:
         if depth_tokens < 1 or not truth or tuple(text) != self._reference[: len(text)]:
             return RandomWrong(self._seed, self._vocab_size, self._branches).propose(text, depth_tokens)
         tokens = [token if random.random() < self._accept else self._wrong(token, random) for token in truth]
-        others = [token for token in range(self._vocab_size) if token not in (truth[0], tokens[0])]
-        firsts = random.sample(others, min(self._branches - 1, len(others)))
+        taken = {truth[0], tokens[0]}
+        firsts: list[Token] = []
+        while len(firsts) < min(self._branches - 1, self._vocab_size - len(taken)):
+            first = random.randrange(self._vocab_size)
+            if first not in taken and first not in firsts:
+                firsts.append(first)
         wrong = [_grow(first, random, depth_tokens, self._vocab_size) for first in firsts]
         return _ranked([tuple(tokens), *wrong], random)
 
