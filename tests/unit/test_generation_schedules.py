@@ -16,7 +16,7 @@ from shardp2p.coordinator.commands import Limits
 from shardp2p.stage.session import Work
 from tests.support.ring_model import Corrupt, Ring, reference
 
-SCHEDULES = 2_000
+SCHEDULES = 2_500
 BLOCKS = 10
 
 

@@ -192,13 +192,13 @@ def test_what_is_sent_is_what_arrives(traffic: tuple[str, Message]) -> None:
     assert decode(protocol, *frame) == message
 
 
-@settings(max_examples=200)
+@settings(max_examples=500)
 @given(KIND, st.binary(max_size=200))
 def test_random_payloads_give_a_value_or_the_peers_fault(kind: tuple[str, int], payload: bytes) -> None:
     value_or_remote_error(*kind, payload)
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(TRAFFIC, st.data())
 def test_mutated_messages_give_a_value_or_the_peers_fault(traffic: tuple[str, Message], data: st.DataObject) -> None:
     protocol, message = traffic
@@ -248,7 +248,7 @@ def fill(data: st.DataObject, message: ProtobufMessage) -> None:
             setattr(message, field.name, data.draw(scalars(field)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(KIND, st.data())
 def test_any_values_in_valid_protobuf_give_a_value_or_the_peers_fault(
     kind: tuple[str, int], data: st.DataObject
