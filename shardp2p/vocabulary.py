@@ -13,6 +13,9 @@ from shardp2p.errors import ConfigError
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58 text, as `12D3KooW…`."""
 
+SwarmId = NewType("SwarmId", str)
+"""A swarm: the peer id of its owner's key, in base58 text."""
+
 ModelId = NewType("ModelId", str)
 """The name a model has in a swarm and in the local store, as `smollm2`."""
 
