@@ -23,8 +23,11 @@ from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import PeerId
 
 SEED_BYTES = 32
+PUBLIC_BYTES = 32
 _PUBLIC_KEY_PREFIX = bytes.fromhex("08011220")
 """protobuf PublicKey: key type 1 (Ed25519), then 32 bytes."""
+_MULTIHASH_PREFIX = bytes((0x00, len(_PUBLIC_KEY_PREFIX) + PUBLIC_BYTES)) + _PUBLIC_KEY_PREFIX
+_PEER_ID_CHARACTERS = 52
 _PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
 """protobuf PrivateKey: key type 1 (Ed25519), then 64 bytes, the seed and the public key."""
 _FILE_BYTES = len(_PRIVATE_KEY_PREFIX) + 2 * SEED_BYTES
@@ -48,9 +51,8 @@ class Identity:
 
     @cached_property
     def peer_id(self) -> PeerId:
-        """The peer id: base58btc of the identity multihash of the protobuf public key (libp2p specs, peer-ids)."""
-        encoded = _PUBLIC_KEY_PREFIX + self.public_bytes
-        return PeerId(base58.b58encode(bytes((0x00, len(encoded))) + encoded).decode("ascii"))
+        """The peer id of the public key."""
+        return peer_id_of(self.public_bytes)
 
     @property
     def public_bytes(self) -> bytes:
@@ -65,6 +67,26 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `data`."""
         return self.private_key.sign(data)
+
+
+def peer_id_of(public: bytes) -> PeerId:
+    """The peer id of a 32-byte public key: base58btc of the identity multihash of the protobuf public key (libp2p
+    specs, peer-ids).
+    """
+    return PeerId(base58.b58encode(_MULTIHASH_PREFIX + public).decode("ascii"))
+
+
+def public_bytes_of(peer: PeerId) -> bytes:
+    """The 32-byte Ed25519 public key that a peer id carries. Raises: ConfigError where it carries none."""
+    # Base58 takes quadratic time, and a peer id has one length.
+    try:
+        multihash = base58.b58decode(peer) if len(peer) <= _PEER_ID_CHARACTERS else b""
+    except ValueError:
+        multihash = b""
+    public = multihash[len(_MULTIHASH_PREFIX) :]
+    if len(public) != PUBLIC_BYTES or peer_id_of(public) != peer:
+        raise ConfigError(f"{peer[:64]!r} is no peer id of an Ed25519 key; it looks like 12D3KooW…")
+    return public
 
 
 def load_or_create(path: Path) -> Identity:
