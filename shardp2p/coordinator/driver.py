@@ -172,7 +172,7 @@ class _Driver:
         with blaming(first.peer_id):
             stream = await self._network.open_stream(first.peer_id, RING, first.addresses)
             ring = await stack.enter_async_context(open_channel(stream, RING))
-            await ring.send(Hello(self._session))
+            await ring.send(Hello(self._session, first.layers.start))
         sender = CreditSender(ring)
         outboxes = [ControlOutbox(control) for control in controls]
         async with trio.open_nursery() as nursery:

@@ -108,7 +108,7 @@ class StageService:
             with blaming(peer):
                 stream = await self._network.open_stream(peer, RING, request.next.addresses)
                 ring = await stack.enter_async_context(open_channel(stream, RING))
-                await ring.send(Hello(request.session))
+                await ring.send(Hello(request.session, request.layers.stop))
             nursery.cancel_scope.cancel()
         return ring
 

@@ -37,7 +37,8 @@ MAX_STATUS_CHARACTERS: Final = 32
 MAX_FAILURE_CHARACTERS: Final = 2000
 
 
-def _write_sampling(sampling: SamplingParams) -> types_pb2.SamplingParams:
+def write_sampling(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    """Sampling parameters as protobuf."""
     return types_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -51,7 +52,8 @@ def _write_sampling(sampling: SamplingParams) -> types_pb2.SamplingParams:
     )
 
 
-def _read_sampling(wire: types_pb2.SamplingParams) -> SamplingParams:
+def read_sampling(wire: types_pb2.SamplingParams) -> SamplingParams:
+    """Sampling parameters, which test themselves."""
     check_count(len(wire.logit_bias), MAX_LOGIT_BIASES, "logit biases")
     return SamplingParams(
         temperature=wire.temperature,
@@ -75,7 +77,7 @@ def _write_open(message: Open) -> bytes:
         cache_rows=message.cache_rows,
         max_chunks=message.max_chunks,
         next=write_address(message.next),
-        sampling=None if message.sampling is None else _write_sampling(message.sampling),
+        sampling=None if message.sampling is None else write_sampling(message.sampling),
         wire_scheme=write_scheme(message.wire_scheme),
         prompt_tokens=message.prompt_tokens,
     ).SerializeToString()
@@ -90,7 +92,7 @@ def _read_open(wire: control_pb2.Open) -> Open:
         cache_rows=wire.cache_rows,
         max_chunks=wire.max_chunks,
         next=read_address(wire.next),
-        sampling=_read_sampling(wire.sampling) if wire.HasField("sampling") else None,
+        sampling=read_sampling(wire.sampling) if wire.HasField("sampling") else None,
         wire_scheme=read_scheme(wire.wire_scheme),
         prompt_tokens=wire.prompt_tokens,
     )

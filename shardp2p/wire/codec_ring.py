@@ -34,11 +34,11 @@ _HIDDEN_FIELD: Final = ring_pb2.Activations.HIDDEN_FIELD_NUMBER
 
 
 def _write_hello(message: Hello) -> bytes:
-    return ring_pb2.Hello(session=write_session(message.session)).SerializeToString()
+    return ring_pb2.Hello(session=write_session(message.session), layer=message.layer).SerializeToString()
 
 
 def _read_hello(wire: ring_pb2.Hello) -> Hello:
-    return Hello(read_session(wire.session))
+    return Hello(read_session(wire.session), wire.layer)
 
 
 def _write_chunk(message: Chunk) -> bytes:

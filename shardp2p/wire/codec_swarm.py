@@ -10,6 +10,7 @@ from shardp2p.wire.codec_parts import (
     InvalidError,
     MessageCodec,
     accept,
+    check_count,
     check_digest,
     check_peer_id,
     check_text,
@@ -17,12 +18,16 @@ from shardp2p.wire.codec_parts import (
     read_layers,
     write_layers,
 )
-from shardp2p.wire.messages import Describe, MemberInfo
+from shardp2p.wire.messages import Describe, MemberInfo, Ping, Pong
 from shardp2p.wire.pb import swarm_pb2
 
 MAX_VERSION_CHARACTERS: Final = 64
 MAX_MODEL_CHARACTERS: Final = 256
 MAX_DEVICE_CHARACTERS: Final = 128
+NONCE_BYTES: Final = 16
+MAX_PADDING_BYTES: Final = 31 * 1024
+"""Eight of them, with their headers, stay below the 256 KiB that a stream takes before its reader must answer."""
+MAX_ROOM_BYTES: Final = 2**30
 
 
 def _write_member(message: MemberInfo) -> bytes:
@@ -75,7 +80,40 @@ def _check_member(message: MemberInfo) -> None:
         raise InvalidError(f"the layers {message.layers} lie outside a model of {message.model_layers} layers")
 
 
+def _write_ping(message: Ping) -> bytes:
+    return swarm_pb2.Ping(nonce=message.nonce, padding=message.padding).SerializeToString()
+
+
+def _read_ping(wire: swarm_pb2.Ping) -> Ping:
+    return Ping(wire.nonce, wire.padding)
+
+
+def _check_ping(message: Ping) -> None:
+    _check_nonce(message.nonce)
+    check_count(len(message.padding), MAX_PADDING_BYTES, "bytes of padding")
+
+
+def _write_pong(message: Pong) -> bytes:
+    return swarm_pb2.Pong(nonce=message.nonce, room_bytes=message.room_bytes).SerializeToString()
+
+
+def _read_pong(wire: swarm_pb2.Pong) -> Pong:
+    return Pong(wire.nonce, wire.room_bytes)
+
+
+def _check_pong(message: Pong) -> None:
+    _check_nonce(message.nonce)
+    check_count(message.room_bytes, MAX_ROOM_BYTES, "bytes of room")
+
+
+def _check_nonce(nonce: bytes) -> None:
+    if len(nonce) != NONCE_BYTES:
+        raise InvalidError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}")
+
+
 CODECS: Final[dict[type, AnyCodec]] = {
     Describe: MessageCodec(swarm_pb2.Describe, lambda _: b"", lambda _: Describe(), accept),
     MemberInfo: MessageCodec(swarm_pb2.MemberInfo, _write_member, _read_member, _check_member),
+    Ping: MessageCodec(swarm_pb2.Ping, _write_ping, _read_ping, _check_ping),
+    Pong: MessageCodec(swarm_pb2.Pong, _write_pong, _read_pong, _check_pong),
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
+from shardp2p.wire.driving import GenerateMessage
 
 Scheme = Literal["raw", "int8"]
 
@@ -114,9 +115,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Sender to receiver, first on a ring stream: which session it belongs to."""
+    """Sender to receiver, first on a ring stream: which session it belongs to, and which place in its ring.
+
+    `layer` is the next layer to run: the receiving stage's first one, or the model's number of layers where the
+    receiver is the coordinator. So one peer may be several stages of a session, and its coordinator.
+    """
 
     session: SessionId
+    layer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +206,26 @@ class MemberInfo:
     device: str = "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Prober to peer: answer at once. `nonce` is random, so no answer can come before this arrived whole.
+
+    `padding` makes it large, to measure bandwidth; the answer stays small.
+    """
+
+    nonce: bytes
+    padding: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Peer to prober: the answer to the Ping of that nonce. So much padding may be sent from now on."""
+
+    nonce: bytes
+    room_bytes: int = 0
+
+
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
-SwarmMessage = Describe | MemberInfo
-Message = ControlMessage | RingMessage | SwarmMessage
+SwarmMessage = Describe | MemberInfo | Ping | Pong
+Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage

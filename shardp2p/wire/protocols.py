@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.wire import messages
+from shardp2p.wire import driving, messages
 
 CONTROL: Final = "/shardp2p/control/1"
 RING: Final = "/shardp2p/ring/1"
 SWARM: Final = "/shardp2p/swarm/1"
+GENERATE: Final = "/shardp2p/generate/1"
 
 MAX_ROWS: Final = 4096
 """Rows of one chunk: what a stage computes and answers as one piece; a longer prompt is several chunks."""
@@ -40,6 +41,16 @@ ROWS_BYTES: Final = 64 * 1024
 ACTIVATIONS_BYTES: Final = 64 * 1024 * 1024
 """4,096 rows of the widest models in 16 bits (4,096 x 7,168 x 2 = 56 MiB), while one frame stays far below a
 process's memory. Wider rows go in smaller chunks."""
+
+GENERATE_BYTES: Final = 2 * 1024 * 1024
+"""131,072 ids of the prompt and 64 stages of 32 addresses of 512 characters, with room for the rest."""
+
+FINISHED_BYTES: Final = 128 * 1024
+"""4,096 laps of three numbers."""
+
+
+PROBE_BYTES: Final = 32 * 1024
+"""A Ping with its padding: eight of them fill the first window of a stream and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,14 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
     SWARM: (
         MessageKind(1, messages.Describe, SMALL_BYTES),
         MessageKind(2, messages.MemberInfo, TEXT_BYTES),
+        MessageKind(16, messages.Ping, PROBE_BYTES),
+        MessageKind(17, messages.Pong, SMALL_BYTES),
+    ),
+    GENERATE: (
+        MessageKind(1, driving.Generate, GENERATE_BYTES),
+        MessageKind(2, driving.Batch, TOKENS_BYTES),
+        MessageKind(3, driving.Finished, FINISHED_BYTES),
+        MessageKind(4, messages.Failure, TEXT_BYTES),
     ),
 }
 

@@ -172,7 +172,7 @@ async def test_a_message_of_another_protocol_is_our_bug_and_leaves_the_channel_w
     async with pair(MemorySwarm(nursery)) as (ours, theirs):
         channel = MessageChannel(ours, CONTROL)
         with pytest.raises(LocalProtocolError, match="Hello is no message of"):
-            await channel.send(Hello(SessionId("ab" * 16)))
+            await channel.send(Hello(SessionId("ab" * 16), 0))
         await channel.send(Close())
         assert await MessageChannel(theirs, CONTROL).receive() == Close()
 

@@ -100,12 +100,12 @@ async def test_a_sender_waits_for_credit_and_goes_on_when_it_comes(nursery: trio
 
     async with ring(MemorySwarm(nursery)) as (ours, theirs):
         sender, receiver = CreditSender(ours), CreditReceiver(theirs)
-        await ours.send(Hello(SESSION))
+        await ours.send(Hello(SESSION, 0))
         nursery.start_soon(sender.run)
         nursery.start_soon(send_all, sender)
         await wait_all_tasks_blocked()
         assert len(sent) == INITIAL_CREDITS
-        assert await receiver.receive() == Hello(SESSION)
+        assert await receiver.receive() == Hello(SESSION, 0)
         for seq in range(CREDIT_BATCH):
             assert await receiver.receive() == verdict(seq)
             await receiver.finish()

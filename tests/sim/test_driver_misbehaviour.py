@@ -29,7 +29,7 @@ from shardp2p.wire.messages import (
     Verdict,
 )
 from shardp2p.wire.protocols import CONTROL, RING
-from tests.support.fake_block import fake_reference
+from tests.support.fake_block import MODEL_LAYERS, fake_reference
 from tests.support.proposers import OracleMix
 from tests.support.sim_ring import COORDINATOR, SimRing, prompt, request, stage_id
 from tests.support.tampering import Change, TamperedNetwork
@@ -103,7 +103,7 @@ VERDICTS: dict[str, Change] = {
     "a live row skipped": lambda v: [replace(v, choices=(None,) * len(v.choices))],
     "a chunk instead": lambda v: [Chunk(v.ref, (1,), (Slot(v.ref.first_slot - 1),), Slot(0))],
     "a credit instead": lambda _: [Credit(1)],
-    "a second hello": lambda v: [Hello(v.ref.session), v],
+    "a second hello": lambda v: [Hello(v.ref.session, MODEL_LAYERS), v],
     "garbage": lambda _: [GARBAGE],
     "an early end": lambda _: [End()],
 }
@@ -326,7 +326,7 @@ async def test_only_the_last_stage_may_bring_verdicts_and_only_once(intruder: st
             nonlocal refused
             stream = await ring.swarm.network(intruder).open_stream(COORDINATOR, RING)
             async with open_channel(stream, RING) as channel:
-                await channel.send(Hello(session))
+                await channel.send(Hello(session, MODEL_LAYERS))
                 with pytest.raises(PeerUnavailableError, match="reset"):
                     await channel.receive()
                 refused += 1

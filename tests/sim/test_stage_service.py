@@ -105,7 +105,7 @@ class Client:
         """The ring stream to the stage, from `previous` where no other is named."""
         stream = await (network or self.previous).open_stream(STAGE, RING)
         channel = await self._stack.enter_async_context(open_channel(stream, RING))
-        await channel.send(Hello(SESSION))
+        await channel.send(Hello(SESSION, 0))
         return channel
 
 
@@ -179,7 +179,7 @@ BROKEN: dict[str, list[Message]] = {
         Activations(FIRST.ref, FIRST.parents, FIRST.root, 0, (), TensorFrame("raw", "float32", (3, 1), bytes(12)))
     ],
     "a verdict": [Verdict(FIRST.ref, 0, (1, 2, 3))],
-    "a second hello": [Hello(SESSION)],
+    "a second hello": [Hello(SESSION, 0)],
     "credit": [Credit(1)],
 }
 
@@ -198,7 +198,7 @@ async def test_garbage_on_the_ring_is_reported_before_the_stream_breaks(autojump
     async with stage_and_client() as client:
         control = await client.open()
         stream = await client.previous.open_stream(STAGE, RING)
-        await stream.send_all(encode(RING, Hello(SESSION)) + b"\xff\xff\xff\xff\xff\xff")
+        await stream.send_all(encode(RING, Hello(SESSION, 0)) + b"\xff\xff\xff\xff\xff\xff")
         failure = await failure_of(control)
         assert (failure.status, failure.peer_id) == ("protocol", PREVIOUS)
         with trio.move_on_after(1.0) as scope:

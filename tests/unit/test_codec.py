@@ -24,6 +24,8 @@ from shardp2p.wire.messages import (
     Message,
     Open,
     PeerAddress,
+    Ping,
+    Pong,
     TensorFrame,
     Tokens,
     Verdict,
@@ -86,6 +88,10 @@ def round_trip(protocol: str, message: Message) -> Message:
         (SWARM, MEMBER, {"layers": LayerRange(0, 1)}, "outside a model of 0"),
         (SWARM, MEMBER, {"device": "cpu\n"}, "device name"),
         (SWARM, MEMBER, {"model": "x" * 257}, "model name"),
+        (SWARM, Ping(bytes(16)), {"nonce": bytes(15)}, "not 15"),
+        (SWARM, Ping(bytes(16)), {"padding": bytes(31 * 1024 + 1)}, "31745 bytes of padding"),
+        (SWARM, Pong(bytes(16)), {"nonce": b""}, "not 0"),
+        (SWARM, Pong(bytes(16)), {"room_bytes": 2**30 + 1}, "bytes of room"),
     ],
 )
 def test_a_message_that_breaks_its_rules_is_not_sent(
@@ -109,6 +115,7 @@ def test_the_largest_messages_fit_their_limits() -> None:
         (CONTROL, Closed(2**64 - 1, 2**64 - 1, 2**64 - 1, 1e300, 1e300)),
         (RING, Chunk(ref, (last,) * MAX_ROWS, parents, Slot(last), MAX_ROWS)),
         (RING, Verdict(ref, 0, (last,) * MAX_ROWS, 2**64 - 1)),
+        (SWARM, Ping(bytes(16), bytes(31 * 1024))),
         (SWARM, MemberInfo(PeerId("x" * 128), "\U0001f600" * 64, 1, 1, "\U0001f600" * 256, device="\U0001f600" * 128)),
     ):
         assert round_trip(protocol, message) == message
@@ -132,7 +139,7 @@ def test_a_tensor_is_written_as_protobuf_itself_would_write_it() -> None:
 
 def test_a_message_of_another_protocol_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="Hello is no message of"):
-        encode(CONTROL, Hello(SESSION))
+        encode(CONTROL, Hello(SESSION, 0))
     with pytest.raises(LocalProtocolError, match="no message of /nothing"):
         encode("/nothing", Close())
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardp2p.errors import RemoteProtocolError
 from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot
 from shardp2p.wire.codec import decode, encode
+from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import HEADER_BYTES, FrameDecoder
 from shardp2p.wire.messages import (
     Activations,
@@ -29,12 +30,14 @@ from shardp2p.wire.messages import (
     Open,
     Opened,
     PeerAddress,
+    Ping,
+    Pong,
     TensorFrame,
     Tokens,
     Verdict,
 )
-from shardp2p.wire.pb import control_pb2, ring_pb2, swarm_pb2
-from shardp2p.wire.protocols import CONTROL, KINDS, MAX_SLOT, RING, SWARM, limits_of
+from shardp2p.wire.pb import control_pb2, generate_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CONTROL, GENERATE, KINDS, MAX_SLOT, RING, SWARM, limits_of
 
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 TOKENS = st.integers(0, MAX_SLOT)
@@ -139,8 +142,41 @@ MEMBERS = st.builds(
     free_cache_rows=UINT32,
     device=TEXTS,
 )
+NONCES = st.binary(min_size=16, max_size=16)
 COMMITS = st.tuples(UINT32, st.integers(0, MAX_SLOT - 1)).flatmap(
     lambda pair: st.builds(Commit, st.just(pair[0]), st.integers(pair[1] + 1, MAX_SLOT), st.just(pair[1]))
+)
+FAILURES = st.builds(Failure, st.text("abc", max_size=32), TEXTS, st.one_of(st.none(), PEERS))
+IDS = st.lists(TOKENS, min_size=1, max_size=20).map(tuple)
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> tuple[RingStage, ...]:
+    cuts = [0, *sorted(draw(st.sets(st.integers(1, 100), min_size=1, max_size=5)))]
+    peers = [draw(ADDRESSES) for _ in cuts[1:]]
+    return tuple(
+        RingStage(p.peer_id, p.addresses, LayerRange(a, b)) for p, a, b in zip(peers, cuts[:-1], cuts[1:], strict=True)
+    )
+
+
+GENERATES = st.builds(
+    Generate,
+    model=TEXTS,
+    model_digest=DIGESTS,
+    dtype=DTYPES,
+    context_tokens=st.integers(1, MAX_SLOT),
+    stages=rings(),
+    prompt_tokens=IDS,
+    max_tokens=st.integers(1, MAX_SLOT),
+    stop_tokens=st.lists(TOKENS, max_size=4).map(tuple),
+    vocab_size=st.integers(0, MAX_SLOT),
+    sampling=SAMPLING,
+    budget_s=st.one_of(st.none(), st.floats(0.001, 1e9)),
+    draft=st.sampled_from(["none", "lookup"]),
+    max_chunks=st.integers(1, 1024),
+    chunk_tokens=st.integers(1, 4096),
+    prefill_tokens=st.integers(1, 4096),
+    draft_tokens=st.integers(0, 4096),
 )
 MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     CONTROL: st.one_of(
@@ -148,24 +184,48 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         st.builds(Opened, layer_ranges(), ROWS),
         COMMITS,
         st.builds(Tokens, UINT32, st.integers(0, MAX_SLOT - 20), st.lists(TOKENS, min_size=1, max_size=20).map(tuple)),
-        st.builds(Failure, st.text("abc", max_size=32), TEXTS, st.one_of(st.none(), PEERS)),
+        FAILURES,
         st.builds(Close),
         st.builds(Closed, UINT64, UINT64, UINT64, SECONDS, SECONDS),
     ),
     RING: st.one_of(
-        st.builds(Hello, SESSIONS),
+        st.builds(Hello, SESSIONS, UINT32),
         chunks(),
         activations(),
         verdicts(),
         st.builds(Credit, st.integers(1, 1024)),
         st.builds(End),
     ),
-    SWARM: st.one_of(st.builds(Describe), MEMBERS),
+    GENERATE: st.one_of(
+        GENERATES,
+        st.builds(Batch, IDS),
+        st.builds(
+            Finished,
+            st.sampled_from(["stop", "length"]),
+            UINT32,
+            UINT32,
+            SECONDS,
+            SECONDS,
+            st.lists(st.builds(LapTime, UINT32, SECONDS, SECONDS), max_size=4).map(tuple),
+        ),
+        FAILURES,
+    ),
+    SWARM: st.one_of(
+        st.builds(Describe),
+        MEMBERS,
+        st.builds(Ping, NONCES, st.binary(max_size=100)),
+        st.builds(Pong, NONCES, st.integers(0, 2**30)),
+    ),
 }
 TRAFFIC = st.sampled_from(list(MESSAGES)).flatmap(lambda protocol: st.tuples(st.just(protocol), MESSAGES[protocol]))
 SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
-    (protocol, kind.number): getattr(module, kind.message.__name__)
-    for protocol, module in ((CONTROL, control_pb2), (RING, ring_pb2), (SWARM, swarm_pb2))
+    (protocol, kind.number): getattr(control_pb2 if kind.message is Failure else module, kind.message.__name__)
+    for protocol, module in (
+        (CONTROL, control_pb2),
+        (RING, ring_pb2),
+        (SWARM, swarm_pb2),
+        (GENERATE, generate_pb2),
+    )
     for kind in KINDS[protocol]
 }
 KIND = st.sampled_from([(protocol, kind.number) for protocol, kinds in KINDS.items() for kind in kinds])

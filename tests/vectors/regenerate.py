@@ -15,8 +15,9 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot
+from shardp2p.vocabulary import ChunkRef, LayerRange, ModelId, PeerId, SamplingParams, SessionId, Slot
 from shardp2p.wire.codec import encode
+from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import (
     Activations,
@@ -34,12 +35,14 @@ from shardp2p.wire.messages import (
     Open,
     Opened,
     PeerAddress,
+    Ping,
+    Pong,
     TensorFrame,
     Tokens,
     Verdict,
 )
-from shardp2p.wire.pb import control_pb2, ring_pb2, swarm_pb2
-from shardp2p.wire.protocols import CONTROL, KINDS, RING, SWARM
+from shardp2p.wire.pb import control_pb2, generate_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CONTROL, GENERATE, KINDS, RING, SWARM
 
 HERE = Path(__file__).resolve().parent
 PEER = PeerId("12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo")
@@ -113,6 +116,32 @@ MEMBER = MemberInfo(
     free_cache_rows=4096,
     device="cpu",
 )
+GENERATION = Generate(
+    model=ModelId("smollm2"),
+    model_digest=DIGEST,
+    dtype="bfloat16",
+    context_tokens=8192,
+    stages=(
+        RingStage(PEER, ("/ip4/192.0.2.7/tcp/4001",), LayerRange(0, 10)),
+        RingStage(PeerId("12D3KooWother"), (), LayerRange(10, 20)),
+        RingStage(PEER, ("/ip4/192.0.2.7/tcp/4001",), LayerRange(20, 30)),
+    ),
+    prompt_tokens=(1, 0, 2**31 - 1),
+    max_tokens=256,
+    stop_tokens=(2,),
+    vocab_size=49152,
+    sampling=OPEN.sampling or SamplingParams(),
+    budget_s=30.5,
+    draft="lookup",
+    max_chunks=4,
+    chunk_tokens=16,
+    prefill_tokens=256,
+    draft_tokens=8,
+)
+SHORT_GENERATION = Generate(
+    ModelId(""), DIGEST, "float32", 1, (RingStage(PEER, (), LayerRange(0, 1)),), prompt_tokens=(0,), max_tokens=1
+)
+FINISHED = Finished("stop", 5, 3, 0.25, 1.5, (LapTime(17, 0.25, 0.125), LapTime(4, 0.5, 0.0625)))
 
 VALID: Mapping[str, Mapping[str, Message]] = {
     CONTROL: {
@@ -127,7 +156,8 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "closed": Closed(12, 300, 5, 1.25, 0.0625),
     },
     RING: {
-        "hello": Hello(SESSION),
+        "hello": Hello(SESSION, 15),
+        "hello_to_the_first_stage": Hello(SESSION, 0),
         "chunk_prefill": PREFILL,
         "chunk_tree": TREE,
         "activations_raw": RAW,
@@ -138,10 +168,22 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "credit": Credit(8),
         "end": End(),
     },
+    GENERATE: {
+        "generate": GENERATION,
+        "generate_without_options": SHORT_GENERATION,
+        "batch": Batch((5, 0, 2**31 - 1)),
+        "finished": FINISHED,
+        "finished_without_laps": Finished("length", 1, 1, 0.0, 0.0),
+        "failure": Failure("unavailable", "stage 2 of 3 went away", PEER),
+    },
     SWARM: {
         "describe": Describe(),
         "member_serving": MEMBER,
         "member_idle": MemberInfo(PEER, "0.1.0", 1, 0),
+        "ping": Ping(bytes(range(16))),
+        "ping_with_padding": Ping(bytes(range(16)), b"padding"),
+        "pong": Pong(bytes(range(16)), 507_904),
+        "pong_without_room": Pong(bytes(range(16))),
     },
 }
 
@@ -212,12 +254,49 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "credit_of_nothing": (ring_pb2.Credit, Credit(8), lambda m: m.ClearField("messages")),
         "credit_too_large": (ring_pb2.Credit, Credit(8), lambda m: setattr(m, "messages", 1025)),
     },
+    GENERATE: {
+        "generate_short_digest": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "model_digest", "ab")),
+        "generate_model_of_two_lines": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "model", "a\nb")),
+        "generate_unknown_dtype": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "dtype", "")),
+        "generate_without_stages": (generate_pb2.Generate, GENERATION, lambda m: m.ClearField("stages")),
+        "generate_65_stages": (
+            generate_pb2.Generate,
+            SHORT_GENERATION,
+            lambda m: m.stages.extend([m.stages[0]] * 64),
+        ),
+        "generate_gap_in_layers": (
+            generate_pb2.Generate,
+            GENERATION,
+            lambda m: setattr(m.stages[1].layers, "start", 11),
+        ),
+        "generate_stage_without_peer": (
+            generate_pb2.Generate,
+            GENERATION,
+            lambda m: m.stages[1].ClearField("peer"),
+        ),
+        "generate_without_prompt": (generate_pb2.Generate, GENERATION, lambda m: m.ClearField("prompt_tokens")),
+        "generate_id_of_32_bits": (generate_pb2.Generate, GENERATION, lambda m: m.prompt_tokens.append(2**31)),
+        "generate_no_tokens": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "max_tokens", 0)),
+        "generate_without_sampling": (generate_pb2.Generate, GENERATION, lambda m: m.ClearField("sampling")),
+        "generate_negative_budget": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "budget_s", -1.0)),
+        "generate_unknown_draft": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "draft", "model")),
+        "generate_no_chunks": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "max_chunks", 0)),
+        "generate_wide_chunks": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "prefill_tokens", 4097)),
+        "batch_of_nothing": (generate_pb2.Batch, VALID[GENERATE]["batch"], lambda m: m.ClearField("tokens")),
+        "finished_unknown_reason": (generate_pb2.Finished, FINISHED, lambda m: setattr(m, "reason", "cancelled")),
+        "finished_nan_seconds": (generate_pb2.Finished, FINISHED, lambda m: setattr(m, "ttft_s", float("nan"))),
+        "finished_uneven_laps": (generate_pb2.Finished, FINISHED, lambda m: m.lap_s.append(1.0)),
+    },
     SWARM: {
         "member_without_peer_id": (swarm_pb2.MemberInfo, MEMBER, lambda m: m.ClearField("peer_id")),
         "member_layers_outside_model": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m.layers, "stop", 31)),
         "member_short_digest": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m, "model_digest", "ab")),
         "member_unknown_dtype": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m, "dtype", "")),
         "member_version_of_two_lines": (swarm_pb2.MemberInfo, MEMBER, lambda m: setattr(m, "version", "1\n2")),
+        "ping_nonce_of_15_bytes": (swarm_pb2.Ping, Ping(bytes(16)), lambda m: setattr(m, "nonce", bytes(15))),
+        "ping_without_nonce": (swarm_pb2.Ping, Ping(bytes(16)), lambda m: m.ClearField("nonce")),
+        "pong_nonce_of_17_bytes": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "nonce", bytes(17))),
+        "pong_with_a_gibibyte_of_room": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "room_bytes", 2**31)),
     },
 }
 
@@ -234,9 +313,14 @@ BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
         "frame_activations_too_long": bytes.fromhex("0304000001"),
         "frame_length_cut_short": encode_frame(1, bytes.fromhex("0a10000102")),
     },
+    GENERATE: {
+        "frame_unknown_kind": bytes.fromhex("0500000000"),
+        "frame_generate_too_long": bytes.fromhex("0100200001"),
+    },
     SWARM: {
         "frame_unknown_kind": bytes.fromhex("0300000000"),
         "frame_member_too_long": bytes.fromhex("0200004001"),
+        "frame_ping_too_long": bytes.fromhex("1000008001"),
     },
 }
 

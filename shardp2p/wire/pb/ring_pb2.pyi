@@ -12,10 +12,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "layer")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
     session: bytes
-    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
+    layer: int
+    def __init__(self, session: _Optional[bytes] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("ref", "tokens", "parents", "root", "quiet")

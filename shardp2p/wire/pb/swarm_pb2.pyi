@@ -45,3 +45,19 @@ class MemberInfo(_message.Message):
     device: str
     load_growth_bytes: int
     def __init__(self, peer_id: _Optional[str] = ..., version: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_layers: _Optional[int] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., dtype: _Optional[str] = ..., context_tokens: _Optional[int] = ..., layer_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., free_cache_rows: _Optional[int] = ..., device: _Optional[str] = ..., load_growth_bytes: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("nonce", "padding")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    padding: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("nonce", "room_bytes")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    room_bytes: int
+    def __init__(self, nonce: _Optional[bytes] = ..., room_bytes: _Optional[int] = ...) -> None: ...
