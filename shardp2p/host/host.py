@@ -15,6 +15,7 @@ import trio
 from libp2p import new_host
 from libp2p.abc import INetConn, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import PrivateKey
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -41,11 +42,12 @@ from shardp2p.host.dialer import dial
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
+from shardp2p.host.self_stream import SelfStream, open_pair
 from shardp2p.host.stream import HostStream
 from shardp2p.host.tcp import BufferedTcpStream, open_listeners
 from shardp2p.identity.keys import Identity
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.stream import Handler
+from shardp2p.wire.stream import Handler, Stream
 
 MAX_CONNECTIONS: Final = 256
 """Each costs two tasks and some buffers; a ring needs a handful."""
@@ -64,6 +66,7 @@ class Host:
 
     def __init__(self, identity: Identity, libp2p_host: BasicHost, listeners: Sequence[trio.SocketListener]) -> None:
         self._peer_id = identity.peer_id
+        self._private_key = libp2p_host.get_private_key()
         self._swarm = _swarm_of(libp2p_host)
         self._protocols: Multiselect = Multiselect()
         self._handlers: dict[str, Handler] = {}
@@ -78,6 +81,11 @@ class Host:
         """Our own id."""
         return self._peer_id
 
+    @property
+    def private_key(self) -> PrivateKey:
+        """Our key as libp2p has it, for what libp2p signs."""
+        return self._private_key
+
     def addresses(self) -> tuple[str, ...]:
         """The multiaddrs, with our peer id, at which others can dial us; empty for a host that only dials."""
         bound = [listener.socket.getsockname()[:2] for listener in self._listeners]
@@ -88,6 +96,10 @@ class Host:
         peers = [PeerId(peer.to_base58()) for peer in self._swarm.connections]
         return tuple(peer for peer in peers if self._connection(peer) is not None)
 
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether a connection to `peer` lives."""
+        return self._connection(peer) is not None
+
     def serve(self, protocol: str, handler: Handler) -> None:
         """Hand every inbound stream of `protocol` to `handler`, each in its own task of the host's nursery.
 
@@ -96,21 +108,29 @@ class Host:
         self._handlers[protocol] = handler
         self._protocols.add_handler(TProtocol(protocol), None)
 
-    async def open_stream(self, peer: PeerId, protocol: str, addresses: Sequence[str] = ()) -> HostStream:
+    async def open_stream(self, peer: PeerId, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         """A new stream to `peer`, over a live connection where there is one, else by dialling `addresses` in turn.
 
+        One to ourselves stays in memory.
         Raises: PeerUnavailableError with each address tried and why it failed; ConfigError for a malformed address.
         """
+        if peer == self._peer_id:
+            return self._open_to_self(protocol)
         muxer = self._connection(peer) or await self._dial(peer, addresses)
         try:
             return HostStream(await _negotiated_stream(muxer, protocol), peer)
         except NEGOTIATION_FAILURES as error:
             raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
 
+    def _open_to_self(self, protocol: str) -> SelfStream:
+        if self._nursery is None or protocol not in self._handlers:
+            raise PeerUnavailableError(f"this peer itself does not speak {protocol}", self._peer_id)
+        ours, theirs = open_pair(self._peer_id)
+        self._nursery.start_soon(self._handle, protocol, theirs, trio.Event())
+        return ours
+
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
         """A connection to `peer`; callers that want the same peer at the same time share one."""
-        if peer == self._peer_id:
-            raise ConfigError(f"peer {peer} is this process itself; leave it out of the peer list")
         lock = self._dialling.setdefault(peer, trio.Lock())
         try:
             async with lock:
@@ -184,7 +204,7 @@ class Host:
         self._nursery.start_soon(self._handle, str(protocol), stream, done)
         await done.wait()
 
-    async def _handle(self, protocol: str, stream: HostStream, done: trio.Event) -> None:
+    async def _handle(self, protocol: str, stream: Stream, done: trio.Event) -> None:
         try:
             await self._handlers[protocol](stream)
             await stream.close()
