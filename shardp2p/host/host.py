@@ -35,7 +35,7 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from multiaddr import Multiaddr
 
-from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
+from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import dialable_addresses, parse_listen_address, parse_peer_id
 from shardp2p.host.dialer import dial

@@ -296,10 +296,21 @@ async def test_bug_in_a_handler_ends_its_host_with_that_exception() -> None:
             await run_until_the_bug(client)
 
 
-async def test_dialling_oneself_is_the_callers_mistake() -> None:
-    async with open_host(Identity.generate(), LOOPBACK) as host:
-        with pytest.raises(ConfigError, match=f"{host.peer_id} is this process itself"):
-            await host.open_stream(host.peer_id, ECHO, host.addresses())
+async def test_a_stream_to_oneself_needs_no_connection() -> None:
+    async with open_host(Identity.generate()) as host:
+        host.serve(ECHO, echo)
+        stream = await host.open_stream(host.peer_id, ECHO)
+        assert stream.peer == host.peer_id
+        data = bytes(range(256)) * 40_000
+        assert await exchange(stream, data) == data
+        assert host.connected_peers() == ()
+        await stream.close()
+
+
+async def test_a_stream_to_oneself_of_a_protocol_that_is_not_served_fails() -> None:
+    async with open_host(Identity.generate()) as host:
+        with pytest.raises(PeerUnavailableError, match="does not speak"):
+            await host.open_stream(host.peer_id, ECHO)
 
 
 async def test_streams_that_arrive_while_a_host_leaves_end_in_order() -> None:
