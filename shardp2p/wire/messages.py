@@ -11,6 +11,7 @@ from typing import Literal
 
 from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
 from shardp2p.wire.driving import GenerateMessage
+from shardp2p.wire.news import GossipMessage
 
 Scheme = Literal["raw", "int8"]
 
@@ -228,4 +229,4 @@ class Pong:
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
 SwarmMessage = Describe | MemberInfo | Ping | Pong
-Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage
+Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage

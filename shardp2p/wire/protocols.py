@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.wire import driving, messages
+from shardp2p.wire import driving, messages, news
 
 CONTROL: Final = "/shardp2p/control/1"
 RING: Final = "/shardp2p/ring/1"
 SWARM: Final = "/shardp2p/swarm/1"
 GENERATE: Final = "/shardp2p/generate/1"
+GOSSIP: Final = "/shardp2p/gossip/1"
 
 MAX_ROWS: Final = 4096
 """Rows of one chunk: what a stage computes and answers as one piece; a longer prompt is several chunks."""
@@ -51,6 +52,10 @@ FINISHED_BYTES: Final = 128 * 1024
 
 PROBE_BYTES: Final = 32 * 1024
 """A Ping with its padding: eight of them fill the first window of a stream and no more."""
+
+
+NEWS_BYTES: Final = 128 * 1024
+"""512 heartbeats, and as many records or values as a sender packs into 64 KiB, with room to grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,11 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(2, driving.Batch, TOKENS_BYTES),
         MessageKind(3, driving.Finished, FINISHED_BYTES),
         MessageKind(4, messages.Failure, TEXT_BYTES),
+    ),
+    GOSSIP: (
+        MessageKind(1, news.Greeting, SMALL_BYTES),
+        MessageKind(2, news.News, NEWS_BYTES),
+        MessageKind(3, news.Farewell, TEXT_BYTES),
     ),
 }
 

@@ -1,7 +1,7 @@
 """Coverage records: what a peer says of itself, as frozen values and as the bytes that it seals. Pure.
 
 The rules of each field stand in docs/protocols/gossip.md; both sides apply them, so a value that was decoded has passed
-every one. Who signed the bytes, and whether that is the peer they speak of: `swarm.news.open_record`.
+every one. Who signed the bytes, and whether that is the peer they speak of: `swarm.sealed_records`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ RECORD_DOMAIN: Final = "coverage/1"
 
 MAX_RECORD_BYTES: Final = 8 * 1024
 """Typical records have about 1 KiB. A view of MAX_PEERS of the largest stays within 128 MiB."""
+MAX_SEALED_BYTES: Final = MAX_RECORD_BYTES + 96
+"""With the key and the signature of `identity.signed`."""
 MAX_HELD: Final = 16
 """Ranges in the memory of one machine; more would be worth merging."""
 MAX_LINKS: Final = 32
@@ -48,7 +50,8 @@ MAX_RTT_S: Final = 60.0
 MAX_BANDWIDTH_BYTES_S: Final = 1e12
 MAX_LIFETIME_S: Final = 600.0
 """A dead peer is believed in no longer than this, whatever its last record says."""
-MAX_SEQUENCE: Final = 2**63 - 1
+MAX_SEQUENCE: Final = 2**48 - 1
+"""Sequences begin at the Unix time in milliseconds, so that a restart goes on above its past."""
 MAX_ISSUED_AT_S: Final = 1e11
 MAX_ROWS_OR_TOKENS: Final = 2**31 - 1
 MAX_NAME_CHARACTERS: Final = 256
@@ -96,7 +99,7 @@ class Link:
 class CoverageRecord:
     """What a peer says of itself. The newest `sequence` counts; `issued_at_s` is its own clock's, good for display.
 
-    `chain_anchor` is the end of the hash chain that its heartbeats reveal (`swarm.heartbeat`), or b"" for none.
+    `chain_anchor` is the end of the hash chain that its heartbeats reveal (`swarm.heartbeats`), or b"" for none.
     """
 
     swarm: SwarmId

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardp2p.errors import RemoteProtocolError
-from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot
+from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot, SwarmId
 from shardp2p.wire.codec import decode, encode
 from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import HEADER_BYTES, FrameDecoder
@@ -36,8 +36,9 @@ from shardp2p.wire.messages import (
     Tokens,
     Verdict,
 )
-from shardp2p.wire.pb import control_pb2, generate_pb2, ring_pb2, swarm_pb2
-from shardp2p.wire.protocols import CONTROL, GENERATE, KINDS, MAX_SLOT, RING, SWARM, limits_of
+from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
+from shardp2p.wire.pb import control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, MAX_SLOT, RING, SWARM, limits_of
 
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 TOKENS = st.integers(0, MAX_SLOT)
@@ -178,6 +179,24 @@ GENERATES = st.builds(
     prefill_tokens=st.integers(1, 4096),
     draft_tokens=st.integers(0, 4096),
 )
+HEARTBEATS = st.builds(
+    Heartbeat,
+    st.binary(min_size=8, max_size=8).map(ShortId),
+    st.integers(1, 2**48 - 1),
+    st.integers(0, 1024),
+    NONCES,
+    st.integers(0, 2**16 - 1).map(lambda eighths: eighths / 8),
+)
+VALUE_IDS = st.builds(ValueId, st.integers(0, 255), NONCES)
+NEWS = st.builds(
+    News,
+    st.lists(HEARTBEATS, max_size=4).map(tuple),
+    st.lists(st.builds(RecordNews, st.binary(max_size=30), HEARTBEATS), max_size=3).map(tuple),
+    st.lists(st.binary(min_size=8, max_size=8).map(ShortId), max_size=4).map(tuple),
+    st.lists(VALUE_IDS, max_size=4).map(tuple),
+    st.lists(VALUE_IDS, max_size=4).map(tuple),
+    st.lists(st.builds(ValueNews, st.integers(0, 255), st.binary(max_size=30)), max_size=3).map(tuple),
+)
 MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     CONTROL: st.one_of(
         OPENS,
@@ -216,6 +235,7 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         st.builds(Ping, NONCES, st.binary(max_size=100)),
         st.builds(Pong, NONCES, st.integers(0, 2**30)),
     ),
+    GOSSIP: st.one_of(st.builds(Greeting, PEERS.map(SwarmId)), NEWS, st.builds(Farewell, TEXTS)),
 }
 TRAFFIC = st.sampled_from(list(MESSAGES)).flatmap(lambda protocol: st.tuples(st.just(protocol), MESSAGES[protocol]))
 SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
@@ -225,6 +245,7 @@ SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
         (RING, ring_pb2),
         (SWARM, swarm_pb2),
         (GENERATE, generate_pb2),
+        (GOSSIP, gossip_pb2),
     )
     for kind in KINDS[protocol]
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from shardp2p.vocabulary import ChunkRef, LayerRange, ModelId, PeerId, SamplingParams, SessionId, Slot
+from shardp2p.vocabulary import ChunkRef, LayerRange, ModelId, PeerId, SamplingParams, SessionId, Slot, SwarmId
 from shardp2p.wire.codec import encode
 from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import encode_frame
@@ -41,8 +41,9 @@ from shardp2p.wire.messages import (
     Tokens,
     Verdict,
 )
-from shardp2p.wire.pb import control_pb2, generate_pb2, ring_pb2, swarm_pb2
-from shardp2p.wire.protocols import CONTROL, GENERATE, KINDS, RING, SWARM
+from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
+from shardp2p.wire.pb import control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
 
 HERE = Path(__file__).resolve().parent
 PEER = PeerId("12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo")
@@ -143,6 +144,16 @@ SHORT_GENERATION = Generate(
 )
 FINISHED = Finished("stop", 5, 3, 0.25, 1.5, (LapTime(17, 0.25, 0.125), LapTime(4, 0.5, 0.0625)))
 
+HEARTBEAT = Heartbeat(ShortId(bytes(range(8))), 1_700_000_000_123, 7, bytes(range(16)), 2.5)
+NEWS = News(
+    heartbeats=(HEARTBEAT, dataclasses.replace(HEARTBEAT, count=1024, age_s=0.0)),
+    records=(RecordNews(b"a sealed record", HEARTBEAT),),
+    record_wants=(ShortId(b"peer one"), ShortId(b"peer two")),
+    offers=(ValueId(1, bytes(16)),),
+    value_wants=(ValueId(2, bytes(range(16))),),
+    values=(ValueNews(1, b"a sealed revocation"),),
+)
+
 VALID: Mapping[str, Mapping[str, Message]] = {
     CONTROL: {
         "open_last_stage": OPEN,
@@ -184,6 +195,12 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "ping_with_padding": Ping(bytes(range(16)), b"padding"),
         "pong": Pong(bytes(range(16)), 507_904),
         "pong_without_room": Pong(bytes(range(16))),
+    },
+    GOSSIP: {
+        "greeting": Greeting(SwarmId(PEER)),
+        "news": NEWS,
+        "news_of_nothing": News(),
+        "farewell": Farewell("no room"),
     },
 }
 
@@ -298,6 +315,22 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "pong_nonce_of_17_bytes": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "nonce", bytes(17))),
         "pong_with_a_gibibyte_of_room": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "room_bytes", 2**31)),
     },
+    GOSSIP: {
+        "greeting_without_swarm": (gossip_pb2.Greeting, VALID[GOSSIP]["greeting"], lambda m: m.ClearField("swarm")),
+        "news_heartbeat_cut_short": (gossip_pb2.News, NEWS, lambda m: setattr(m, "heartbeats", bytes(33))),
+        "news_heartbeat_without_sequence": (gossip_pb2.News, NEWS, lambda m: setattr(m, "heartbeats", bytes(34))),
+        "news_want_cut_short": (gossip_pb2.News, NEWS, lambda m: setattr(m, "record_wants", bytes(9))),
+        "news_129_wants": (gossip_pb2.News, NEWS, lambda m: setattr(m, "record_wants", bytes(8 * 129))),
+        "news_offer_cut_short": (gossip_pb2.News, NEWS, lambda m: setattr(m, "offers", bytes(16))),
+        "news_record_without_heartbeat": (gossip_pb2.News, NEWS, lambda m: m.records[0].ClearField("heartbeat")),
+        "news_record_too_long": (gossip_pb2.News, NEWS, lambda m: setattr(m.records[0], "sealed", bytes(8289))),
+        "news_value_of_kind_256": (gossip_pb2.News, NEWS, lambda m: setattr(m.values[0], "kind", 256)),
+        "farewell_of_two_lines": (
+            gossip_pb2.Farewell,
+            VALID[GOSSIP]["farewell"],
+            lambda m: setattr(m, "reason", "no\nroom"),
+        ),
+    },
 }
 
 BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
@@ -321,6 +354,10 @@ BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
         "frame_unknown_kind": bytes.fromhex("0300000000"),
         "frame_member_too_long": bytes.fromhex("0200004001"),
         "frame_ping_too_long": bytes.fromhex("1000008001"),
+    },
+    GOSSIP: {
+        "frame_unknown_kind": bytes.fromhex("0400000000"),
+        "frame_news_too_long": bytes.fromhex("0200020001"),
     },
 }
 
