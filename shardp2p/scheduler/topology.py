@@ -121,7 +121,7 @@ class Topology:
     def chunk_s(self, stages: Sequence[Stage], driver: PeerId, in_flight: int = 1) -> float:
         """Seconds from one finished chunk to the next with `in_flight` chunks on the way: what a planner minimises.
 
-        With one chunk in flight it is the lap (the serial objective); with many, the slowest stage or a share of the lap.
+        With one in flight it is the lap (the serial objective); with many, the slowest stage or a share of the lap.
         """
         return max(self.slowest_stage_s(stages), self.lap_s(stages, driver) / in_flight)
 
