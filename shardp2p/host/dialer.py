@@ -15,11 +15,13 @@ from libp2p.abc import INetConn
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from shardp2p.errors import ConfigError, PeerUnavailableError
 from shardp2p.host.addresses import TcpAddress, parse_address
 from shardp2p.host.failures import HANDSHAKE_FAILURES
+from shardp2p.host.security import MembershipFailure
 from shardp2p.host.tcp import BufferedTcpStream
 from shardp2p.vocabulary import PeerId
 
@@ -101,6 +103,11 @@ def _connect_reason(error: OSError) -> str:
 
 def _handshake_reason(error: BaseException) -> str:
     causes = list(_causes(error))
+    refusal = next((cause for cause in causes if isinstance(cause, MembershipFailure)), None)
+    if refusal is not None:
+        return str(refusal)
+    if any(isinstance(cause, MultiselectClientError) and "not supported" in str(cause) for cause in causes):
+        return "it speaks another security protocol; a peer of a private swarm and any other peer do not connect"
     if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
         return "another peer answers there"
     if any(isinstance(cause, trio.TooSlowError) for cause in causes):

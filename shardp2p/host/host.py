@@ -16,7 +16,6 @@ from libp2p import new_host
 from libp2p.abc import INetConn, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import PrivateKey
-from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig
@@ -30,8 +29,6 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.rcmgr import ResourceManager
 from libp2p.rcmgr.connection_limits import ConnectionLimits
 from libp2p.rcmgr.manager import ResourceLimits
-from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from multiaddr import Multiaddr
 
@@ -42,10 +39,12 @@ from shardp2p.host.dialer import dial
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
+from shardp2p.host.security import security_transports
 from shardp2p.host.self_stream import SelfStream, open_pair
 from shardp2p.host.stream import HostStream
 from shardp2p.host.tcp import BufferedTcpStream, open_listeners
 from shardp2p.identity.keys import Identity
+from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.stream import Handler, Stream
 
@@ -128,6 +127,12 @@ class Host:
         ours, theirs = open_pair(self._peer_id)
         self._nursery.start_soon(self._handle, protocol, theirs, trio.Event())
         return ours
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close every connection to `peer`; its streams fail. It may connect again if it is still admitted."""
+        async with trio.open_nursery() as nursery:
+            for connection in list(self._swarm.connections.get(ID.from_base58(parse_peer_id(peer)), [])):
+                nursery.start_soon(connection.close)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
         """A connection to `peer`; callers that want the same peer at the same time share one."""
@@ -222,8 +227,13 @@ class Host:
 
 
 @asynccontextmanager
-async def open_host(identity: Identity, listen: Sequence[str] = ()) -> AsyncIterator[Host]:
+async def open_host(
+    identity: Identity, listen: Sequence[str] = (), *, membership: Membership | None = None
+) -> AsyncIterator[Host]:
     """A running host that listens on the multiaddrs `listen`; without any it only dials.
+
+    With a `membership` it talks to members of that private swarm alone. Whoever opens it asks the membership now and
+    then which peers' time has come, and disconnects them.
 
     Leaving closes every socket and ends every task within about a second. An exception from the block or from a
     handler comes out as itself, not in a group, when it is the only one.
@@ -233,7 +243,7 @@ async def open_host(identity: Identity, listen: Sequence[str] = ()) -> AsyncIter
     listeners = await open_listeners([parse_listen_address(text) for text in listen])
     try:
         with _single_errors():
-            libp2p_host = _make_libp2p_host(identity)
+            libp2p_host = _make_libp2p_host(identity, membership)
             host = Host(identity, libp2p_host, listeners)
             async with libp2p_host.run(listen_addrs=[]):
                 try:
@@ -252,12 +262,11 @@ async def open_host(identity: Identity, listen: Sequence[str] = ()) -> AsyncIter
             listener.socket.close()
 
 
-def _make_libp2p_host(identity: Identity) -> BasicHost:
+def _make_libp2p_host(identity: Identity, membership: Membership | None) -> BasicHost:
     key_pair = create_new_key_pair(identity.seed)
-    noise = NoiseTransport(key_pair, noise_privkey=create_noise_key_pair().private_key)
     host = new_host(
         key_pair=key_pair,
-        sec_opt={NOISE_PROTOCOL: noise},
+        sec_opt=security_transports(key_pair, membership),
         muxer_opt={TProtocol(YAMUX_PROTOCOL): Muxer},
         resource_manager=_make_resource_manager(),
         connection_config=ConnectionConfig(
