@@ -1,4 +1,4 @@
-"""The ring for one request through the peers that are known. Pure."""
+"""The ring through peers that were asked one by one, as `--peer` lists them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
+from shardp2p.scheduler.holders import Holder, missing_ranges, named
 from shardp2p.scheduler.plan import Plan, Stage
+from shardp2p.scheduler.ring_search import cheapest_ring
 from shardp2p.vocabulary import LayerRange, ModelId
 from shardp2p.wire.messages import MemberInfo
 
@@ -43,12 +45,16 @@ def recognise(model: ModelId, digest: str, layers: int, members: Sequence[Member
 
 
 def route(model: ModelId, members: Sequence[Member]) -> Plan:
-    """The ring with the fewest stages that runs `model` from its first layer to its last.
+    """The ring with the fewest stages that runs `model` from its first layer to its last, cutting ranges that overlap.
+
+    For peers of which nothing was measured; `request_route` weighs speed and room.
 
     Raises: PeerUnavailableError when nobody serves the model or layers are missing; ConfigError when the peers serve
     different weights under this name, or different dtypes. Each says which peers or layers.
     """
-    serving = [m for m in members if m.info.model == model and m.info.layers is not None]
+    serving = sorted(
+        (m for m in members if m.info.model == model and m.info.layers is not None), key=lambda m: m.info.peer_id
+    )
     if not serving:
         others = sorted({m.info.model for m in members if m.info.model})
         served = f"they serve {', '.join(others)}" if others else "they serve no model"
@@ -58,12 +64,20 @@ def route(model: ModelId, members: Sequence[Member]) -> Plan:
         _require_same("weights of " + model, "model_digest", first, member.info)
         _require_same("number of layers of " + model, "model_layers", first, member.info)
         _require_same("dtype", "dtype", first, member.info)
+    holders = [
+        Holder(m.info.peer_id, m.info.layers, addresses=m.addresses) for m in serving if m.info.layers is not None
+    ]
+    ring = cheapest_ring(first.model_layers, holders, lambda _one, _other: 1.0)
+    if ring is None:
+        raise _gap(model, first.model_layers, [holder.layers for holder in holders])
     return Plan(
         model=model,
         model_digest=first.model_digest,
         dtype=first.dtype,
         context_tokens=min(m.info.context_tokens for m in serving),
-        stages=_cover(model, first.model_layers, serving),
+        stages=tuple(
+            Stage(holders[leg.holder].peer_id, leg.layers, holders[leg.holder].addresses) for leg in ring.legs
+        ),
     )
 
 
@@ -75,39 +89,8 @@ def _require_same(what: str, field: str, one: MemberInfo, other: MemberInfo) -> 
         )
 
 
-def _cover(model: ModelId, layers: int, serving: Sequence[Member]) -> tuple[Stage, ...]:
-    """Exact joins only: from each start on, the range that can be continued to the end in the fewest stages.
-
-    Takes time in the number of members alone: that of the layers is their claim.
-    """
-    best: dict[int, tuple[Stage, ...]] = {layers: ()}
-    for held, member in sorted(_held(serving), key=lambda pair: pair[0].start, reverse=True):
-        if held.stop not in best:
-            continue
-        stages = (Stage(member.info.peer_id, held, member.addresses), *best[held.stop])
-        if held.start not in best or len(stages) < len(best[held.start]):
-            best[held.start] = stages
-    if 0 not in best:
-        held_ranges = sorted(str(held) for held, _ in _held(serving))
-        raise PeerUnavailableError(
-            f"the peers do not cover {model}'s layers 0:{layers} without a gap or an overlap: they hold "
-            f"{', '.join(held_ranges)}; {_missing(layers, serving)}"
-        )
-    return best[0]
-
-
-def _held(serving: Sequence[Member]) -> list[tuple[LayerRange, Member]]:
-    return [(member.info.layers, member) for member in serving if member.info.layers is not None]
-
-
-def _missing(layers: int, serving: Sequence[Member]) -> str:
-    gaps, covered = [], 0
-    for held in sorted(held for held, _ in _held(serving)):
-        if held.start > covered:
-            gaps.append(f"{covered}:{held.start}")
-        covered = max(covered, held.stop)
-    if covered < layers:
-        gaps.append(f"{covered}:{layers}")
-    if not gaps:
-        return "start peers whose ranges join end to end"
-    return f"start a peer that holds {' and '.join(gaps)}"
+def _gap(model: ModelId, layers: int, held: Sequence[LayerRange]) -> PeerUnavailableError:
+    return PeerUnavailableError(
+        f"the peers do not cover {model}'s layers 0:{layers}: they hold {', '.join(sorted(map(str, held)))}; "
+        f"start a peer that holds {named(missing_ranges(layers, held))}"
+    )
