@@ -39,6 +39,7 @@ class Paths:
     data_dir: Path
     models_dir: Path
     identity_file: Path
+    swarms_dir: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,12 @@ class Settings:
 def default_paths(data_dir: Path | None = None) -> Paths:
     """The paths under `data_dir`, or under the user's own data directory."""
     root = user_path(data_dir or platformdirs.user_data_path("shardp2p"))
-    return Paths(data_dir=root, models_dir=root / "models", identity_file=root / "identity.key")
+    return Paths(
+        data_dir=root,
+        models_dir=root / "models",
+        identity_file=root / "identity.key",
+        swarms_dir=root / "swarms",
+    )
 
 
 def user_path(path: str | Path) -> Path:

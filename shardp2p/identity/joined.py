@@ -1,0 +1,130 @@
+"""The swarms that this user's peers have joined: what they prove, whom they dial first, and what was revoked.
+
+    swarms/SWARM_ID/PEER_ID.json  the place of one of this user's peers; no secret, since it is bound to its key
+    swarms/SWARM_ID/statements    revocations and uses of counted invites, in base64, one in a line
+
+Processes share the statements: `swarm revoke` adds one, and a running peer finds it by `new_statements`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from shardp2p.errors import ConfigError, IntegrityError, OverloadedError, RemoteProtocolError
+from shardp2p.identity.join import Join, OpenSwarm
+from shardp2p.identity.keys import Identity
+from shardp2p.identity.membership import Membership
+from shardp2p.identity.private_file import append_lines, read_lines, write_private
+from shardp2p.identity.token import RefusedError, read_member
+from shardp2p.vocabulary import PeerId, SwarmId
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSwarm:
+    """A swarm that a peer is in. `membership` is None for an open one."""
+
+    swarm: SwarmId
+    name: str
+    peers: tuple[str, ...]
+    membership: Membership | None
+
+
+class JoinedSwarms:
+    """The swarms under `root`, the directory `Paths.swarms_dir`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def join(self, join: Join, identity: Identity, now_s: float) -> JoinedSwarm:
+        """Be in a swarm from now on, also after a restart without the token.
+
+        A peer that joins again by the same invite keeps its first place in it.
+        Raises: ConfigError when the invite has expired, was revoked or is for another peer.
+        """
+        if isinstance(join, OpenSwarm):
+            self._save(identity.peer_id, join.swarm, join.name, join.peers, b"")
+            return JoinedSwarm(join.swarm, join.name, join.peers, None)
+        grant = join.grant
+        proof = self._proof(grant.swarm, identity.peer_id)
+        if not proof or read_member(proof).grant != grant:
+            proof = join.claim(identity, now_s)
+        membership = self._membership(proof, now_s)
+        if refusal := membership.own_refusal(now_s):
+            raise ConfigError(RefusedError(refusal, identity.peer_id).message)
+        self._save(identity.peer_id, grant.swarm, grant.name, join.peers, proof)
+        return JoinedSwarm(grant.swarm, grant.name, join.peers, membership)
+
+    def remembered(self, peer: PeerId, now_s: float) -> tuple[JoinedSwarm, ...]:
+        """The swarms that `peer` has joined earlier. Raises: ConfigError when a file is damaged."""
+        return tuple(self._load(path, now_s) for path in sorted(self._root.glob(f"*/{peer}.json")))
+
+    def leave(self, swarm: SwarmId, peer: PeerId) -> None:
+        """Forget that `peer` has joined."""
+        (self._root / swarm / f"{peer}.json").unlink(missing_ok=True)
+
+    def add_statements(self, swarm: SwarmId, statements: Iterable[bytes]) -> None:
+        """Keep statements about a swarm that are not kept yet. Raises: ConfigError."""
+        known = set(self.statements(swarm))
+        new = [base64.b64encode(statement).decode("ascii") for statement in statements if statement not in known]
+        if new:
+            append_lines(self._statements_file(swarm), new)
+
+    def statements(self, swarm: SwarmId) -> tuple[bytes, ...]:
+        """The statements about a swarm that are kept, unchecked; a damaged line is left out and logged."""
+        found = []
+        for number, line in enumerate(read_lines(self._statements_file(swarm)), 1):
+            try:
+                found.append(base64.b64decode(line, validate=True))
+            except ValueError:
+                log.warning("statement_damaged", swarm=swarm, line=number)
+        return tuple(found)
+
+    def refresh(self, membership: Membership, now_s: float) -> int:
+        """Let a running peer's membership take up what other processes have added; how many statements were news."""
+        news = 0
+        for statement in self.statements(membership.swarm):
+            try:
+                news += membership.receive(statement, now_s)
+            except (RemoteProtocolError, IntegrityError, OverloadedError) as error:
+                log.warning("statement_ignored", swarm=membership.swarm, error=error.message)
+        return news
+
+    def _membership(self, proof: bytes, now_s: float) -> Membership:
+        membership = Membership(proof)
+        self.refresh(membership, now_s)
+        return membership
+
+    def _proof(self, swarm: SwarmId, peer: PeerId) -> bytes:
+        """The proof that is kept, empty where there is none."""
+        path = self._root / swarm / f"{peer}.json"
+        return _read(path)[3] if path.exists() else b""
+
+    def _load(self, path: Path, now_s: float) -> JoinedSwarm:
+        swarm, name, peers, proof = _read(path)
+        return JoinedSwarm(swarm, name, peers, self._membership(proof, now_s) if proof else None)
+
+    def _save(self, peer: PeerId, swarm: SwarmId, name: str, peers: tuple[str, ...], proof: bytes) -> None:
+        value = {"swarm": swarm, "name": name, "peers": peers, "proof": proof.hex()}
+        write_private(self._root / swarm / f"{peer}.json", f"{json.dumps(value)}\n".encode("ascii"))
+
+    def _statements_file(self, swarm: SwarmId) -> Path:
+        return self._root / swarm / "statements"
+
+
+def _read(path: Path) -> tuple[SwarmId, str, tuple[str, ...], bytes]:
+    try:
+        value = json.loads(path.read_text("ascii"))
+        proof = bytes.fromhex(value["proof"])
+        if proof:
+            read_member(proof)
+        return SwarmId(value["swarm"]), str(value["name"]), tuple(map(str, value["peers"])), proof
+    except (OSError, ValueError, TypeError, KeyError, RemoteProtocolError, IntegrityError) as error:
+        raise ConfigError(f"{path} is damaged; remove it and join again with --join") from error
