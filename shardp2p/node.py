@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from shardp2p.host.host import Host, open_host
 from shardp2p.identity.keys import Identity
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import Member
+from shardp2p.stage.holding import CacheBudget, HeldBlock, Holding
+from shardp2p.stage.service import StageService
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
@@ -34,7 +37,6 @@ from shardp2p.wire.stream import Stream
 if TYPE_CHECKING:
     from shardp2p.runtime.block import Block
     from shardp2p.runtime.device import DeviceThread
-    from shardp2p.stage.service import Holding, StageService
 
 DESCRIBE_S = 10.0
 """How long a peer may take to say what it is, dialling included."""
@@ -43,14 +45,27 @@ FIRST_MESSAGE_S = 10.0
 """How long a stream that a peer opened may stay without its first message."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldModel:
+    """A block that a node serves: which model it is part of, what it takes, and its service."""
+
+    model: ModelId
+    model_layers: int
+    context_tokens: int
+    layer_bytes: int
+    device: str
+    load_growth_bytes: int
+    served: HeldBlock
+
+
 class Node:
     """A running peer. Made by `open_node`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._verdicts = VerdictInbox()
-        self._stage: StageService | None = None
-        self._holds: MemberInfo | None = None
+        self._stage = StageService(host)
+        self._held: list[HeldModel] = []
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
 
@@ -63,40 +78,68 @@ class Node:
         """The multiaddrs, with our peer id, at which we can be dialled."""
         return self._host.addresses()
 
+    @property
+    def held(self) -> tuple[HeldModel, ...]:
+        """What we serve, or are letting go of, in the order of holding."""
+        return tuple(self._held)
+
     def hold(
-        self, model: ModelId, block: Block, device: DeviceThread, holding: Holding, load_growth_bytes: int
-    ) -> None:
-        """Serve a block's layers from now on."""
-        from shardp2p.stage.service import StageService
+        self,
+        model: ModelId,
+        block: Block,
+        device: DeviceThread,
+        holding: Holding,
+        load_growth_bytes: int,
+        *,
+        budget: CacheBudget | None = None,
+    ) -> HeldModel:
+        """Serve a block's layers from now on, beside what is held already.
+
+        Blocks on one device share its `budget` for caches; without one, the block has `holding.cache_rows` of its own.
+        """
         from shardp2p.stage.worker import open_on_device  # brings torch
 
-        self._stage = StageService(self._host, block.layers, holding, open_on_device(block, device))
-        self._holds = MemberInfo(
+        compute = open_on_device(block, device)
+        served = HeldBlock(block.layers, holding, block.layer_row_bytes, compute, budget)
+        held = HeldModel(
+            model, block.model_layers, block.context_tokens, block.layer_bytes, str(block.device), load_growth_bytes,
+            served,
+        )  # fmt: skip
+        self._held.append(held)
+        self._stage.hold(served)
+        self._host.serve(CONTROL, self._stage.serve_control)
+        return held
+
+    async def release(self, held: HeldModel) -> None:
+        """Let go of what `hold` gave: no new sessions; returns when those that run have ended.
+
+        Cancelling it, as `trio.move_on_after` does, ends them at once, with a reason to their coordinators.
+        """
+        await self._stage.release(held.served)
+        self._held.remove(held)
+
+    def describe(self) -> MemberInfo:
+        """Our account of ourselves, as it is now; of several blocks, the one that was held first."""
+        rss_bytes = psutil.Process().memory_info().rss
+        serving = [held for held in self._held if not held.served.is_draining]
+        if not serving:
+            return MemberInfo(self.peer_id, version("shardp2p"), os.getpid(), rss_bytes)
+        held, served = serving[0], serving[0].served
+        return MemberInfo(
             peer_id=self.peer_id,
             version=version("shardp2p"),
             pid=os.getpid(),
-            rss_bytes=0,
-            model=model,
-            model_digest=holding.model_digest,
-            model_layers=block.model_layers,
-            layers=block.layers,
-            dtype=holding.dtype,
-            context_tokens=block.context_tokens,
-            layer_bytes=block.layer_bytes,
-            load_growth_bytes=load_growth_bytes,
-            device=str(block.device),
-        )
-        self._host.serve(CONTROL, self._stage.serve_control)
-
-    def describe(self) -> MemberInfo:
-        """Our account of ourselves, as it is now."""
-        rss_bytes = psutil.Process().memory_info().rss
-        held = self._holds
-        if held is None or self._stage is None:
-            return MemberInfo(self.peer_id, version("shardp2p"), os.getpid(), rss_bytes)
-        free = self._stage.free_cache_rows
-        return MemberInfo(
-            **{name: getattr(held, name) for name in held.__slots__} | {"rss_bytes": rss_bytes, "free_cache_rows": free}
+            rss_bytes=rss_bytes,
+            model=held.model,
+            model_digest=served.holding.model_digest,
+            model_layers=held.model_layers,
+            layers=served.layers,
+            dtype=served.holding.dtype,
+            context_tokens=held.context_tokens,
+            layer_bytes=held.layer_bytes,
+            load_growth_bytes=held.load_growth_bytes,
+            free_cache_rows=served.free_cache_rows,
+            device=held.device,
         )
 
     async def members(self, addresses: Sequence[str]) -> tuple[Member, ...]:
@@ -159,10 +202,10 @@ class Node:
             hello = await _first_of(receiver.receive)
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"a ring stream began with {type(hello).__name__}")
-            if self._stage is None or self._verdicts.knows(hello.session):
-                await self._verdicts.serve_ring(hello.session, receiver, channel.peer)
+            if self._verdicts.knows(hello) or not self._held:
+                await self._verdicts.serve_ring(hello, receiver, channel.peer)
             else:
-                await self._stage.serve_ring(hello.session, receiver, channel.peer)
+                await self._stage.serve_ring(hello, receiver, channel.peer)
 
 
 @asynccontextmanager

@@ -128,7 +128,7 @@ async def _serve(identity: Identity, serving: Serving, show: Callable[[Serving, 
 
 
 def _hold(node: Node, serving: Serving, device: DeviceThread, loaded: Loaded) -> None:
-    from shardp2p.stage.service import Holding
+    from shardp2p.stage.holding import Holding
 
     digest, settings = serving.model.manifest.digest, serving.settings
     holding = Holding(digest, settings.dtype, settings.cache_rows)

@@ -212,7 +212,7 @@ class _Driver:
 
     async def _open_stages(self, stack: AsyncExitStack) -> list[MessageChannel]:
         """Open every stage at once; gives their control channels in ring order."""
-        self._verdicts.expect(self._session, self._last.peer_id)
+        self._verdicts.expect(self._session, self._last)
         stack.callback(self._verdicts.forget, self._session)
         channels: dict[int, MessageChannel] = {}
 

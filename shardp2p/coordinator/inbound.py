@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import trio
 
 from shardp2p.errors import PeerUnavailableError, RemoteProtocolError, ShardError
+from shardp2p.scheduler.plan import Stage
 from shardp2p.vocabulary import PeerId, SessionId
 from shardp2p.wire.credit import CreditReceiver
-from shardp2p.wire.messages import End, Verdict
+from shardp2p.wire.messages import End, Hello, Verdict
 
 INBOX_VERDICTS = 64
 """More than a generation has chunks in flight."""
@@ -21,6 +22,7 @@ class _Expected:
     """Where the verdicts of one generation come from and go to."""
 
     last_stage: PeerId
+    layer: int
     send: trio.MemorySendChannel[Verdict | ShardError]
     receive: trio.MemoryReceiveChannel[Verdict | ShardError]
     is_attached: bool = False
@@ -32,14 +34,15 @@ class VerdictInbox:
     def __init__(self) -> None:
         self._expected: dict[SessionId, _Expected] = {}
 
-    def knows(self, session: SessionId) -> bool:
-        """Whether a generation of ours expects verdicts for `session`."""
-        return session in self._expected
+    def knows(self, hello: Hello) -> bool:
+        """Whether `hello` announces verdicts that a generation of ours expects."""
+        expected = self._expected.get(hello.session)
+        return expected is not None and expected.layer == hello.layer
 
-    def expect(self, session: SessionId, last_stage: PeerId) -> None:
-        """Accept one ring stream for `session` from `last_stage` until `forget`."""
+    def expect(self, session: SessionId, last: Stage) -> None:
+        """Accept one ring stream for `session` from its last stage until `forget`."""
         send, receive = trio.open_memory_channel[Verdict | ShardError](INBOX_VERDICTS)
-        self._expected[session] = _Expected(last_stage, send, receive)
+        self._expected[session] = _Expected(last.peer_id, last.layers.stop, send, receive)
 
     def forget(self, session: SessionId) -> None:
         """Take no more verdicts for `session`."""
@@ -52,13 +55,14 @@ class VerdictInbox:
                 raise message
             await deliver(message)
 
-    async def serve_ring(self, session: SessionId, receiver: CreditReceiver, peer: PeerId) -> None:
-        """Serve the ring stream that `peer` opened for `session`, until it ends.
+    async def serve_ring(self, hello: Hello, receiver: CreditReceiver, peer: PeerId) -> None:
+        """Serve the ring stream that `peer` opened with `hello`, until it ends.
 
         Raises: RemoteProtocolError when no generation of ours expects it from that peer, or has it already.
         """
-        expected = self._expected.get(session)
-        if expected is None or expected.last_stage != peer or expected.is_attached:
+        expected = self._expected.get(hello.session)
+        announced = (peer, hello.layer)
+        if expected is None or (expected.last_stage, expected.layer) != announced or expected.is_attached:
             raise RemoteProtocolError(f"{peer} opened a ring stream that no generation here expects", peer)
         expected.is_attached = True
         try:

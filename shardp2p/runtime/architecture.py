@@ -158,7 +158,9 @@ def check_layers(architecture: Architecture, layers: LayerRange) -> None:
         raise ConfigError(f"layers {layers} do not exist: the model has {architecture.layer_count} layers")
 
 
-def check_hand_through(inner: Any, architecture: Architecture, *, is_first: bool) -> None:
+def check_hand_through(
+    inner: Any, architecture: Architecture, *, is_first: bool, device: torch.device | None = None
+) -> None:
     """Makes sure that hidden states enter and leave the layers as they are, and that the norm is the last step.
 
     The model's own forward, emptied of layers and with a norm that only counts, must give back what it got; needs no
@@ -170,11 +172,11 @@ def check_hand_through(inner: Any, architecture: Architecture, *, is_first: bool
     norm, kept = _CountedNorm(), (inner.layers, inner.norm, inner.config)
     inner.layers, inner.norm, inner.config = nn.ModuleList(), norm, copy.deepcopy(inner.config)
     inner.config.num_hidden_layers = 0
-    hidden = torch.linspace(-2, 2, inner.config.hidden_size)[None, None]
-    mask = torch.ones((1, 1, 1, 1), dtype=torch.bool)
+    hidden = torch.linspace(-2, 2, inner.config.hidden_size, device=device)[None, None]
+    mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     masks = dict.fromkeys(architecture.attention, mask) if architecture.mixes_attention else mask
     with torch.inference_mode():
-        positions = torch.zeros((1, 1), dtype=torch.int64)
+        positions = torch.zeros((1, 1), dtype=torch.int64, device=device)
         output = inner(inputs_embeds=hidden, position_ids=positions, attention_mask=masks, use_cache=False)
     inner.layers, inner.norm, inner.config = kept
     if norm.calls != 1 or not (is_first or torch.equal(output.last_hidden_state, hidden)):

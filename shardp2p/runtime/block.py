@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardp2p.errors import LocalProtocolError, OverloadedError, RemoteProtocolError
-from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture
+from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture, check_hand_through
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
 from shardp2p.vocabulary import LayerRange
 
@@ -48,15 +48,41 @@ class Block:
         self.layer_bytes = layer_bytes
         self.is_first = layers.start == 0
         self.is_last = layers.stop == architecture.layer_count
+        self._architecture = architecture
         self._attention = architecture.attention[layers.start : layers.stop]
         self._mixes = architecture.mixes_attention
         self._window_tokens = architecture.window_tokens
-        self._inner = _slice(inner, architecture, layers)
+        self._inner = _slice(inner, LayerRange(0, architecture.layer_count), layers)
         self._head = _head_of(model) if self.is_last else None
         self._is_eager = model.config._attn_implementation == "eager"
         self._needs_mask = getattr(config, "index_topk", None) is not None
         self._cache_keyword = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
         self._shapes = self._measure_rows()
+
+    def part(self, layers: LayerRange) -> Block:
+        """Some of these layers as a block of their own, which shares the weights and adds next to no memory.
+
+        Raises:
+            ConfigError: the model changes hidden states before its first layer, so nothing but that layer may begin.
+            LocalProtocolError: `layers` are not among those of this block.
+        """
+        if not (self.layers.start <= layers.start and layers.stop <= self.layers.stop):
+            raise LocalProtocolError(f"the layers {layers} are none of the block {self.layers}")
+        part = copy.copy(self)
+        part.layers = layers
+        part.is_first = layers.start == 0
+        part.is_last = layers.stop == self.model_layers
+        part._attention = self._architecture.attention[layers.start : layers.stop]
+        part._shapes = self._shapes[layers.start - self.layers.start : layers.stop - self.layers.start]
+        part._head = self._head if part.is_last else None
+        part._inner = _copy_of(self._inner)
+        if self.is_first and not part.is_first:
+            begin_later(part._inner)
+            check_hand_through(part._inner, self._architecture, is_first=False, device=self.device)
+        if not part.is_last:
+            part._inner.norm = nn.Identity()
+        part._inner = _slice(part._inner, self.layers, layers)
+        return part
 
     def new_cache(self, capacity_rows: int) -> RowCache:
         """Rows for one session; takes capacity_rows × row_bytes of memory now.
@@ -75,7 +101,12 @@ class Block:
     @property
     def row_bytes(self) -> int:
         """What one cache row takes in all layers of the block."""
-        return sum(shape.row_bytes(self.dtype) for shape in self._shapes)
+        return sum(self.layer_row_bytes)
+
+    @property
+    def layer_row_bytes(self) -> tuple[int, ...]:
+        """What one cache row takes in each layer of the block."""
+        return tuple(shape.row_bytes(self.dtype) for shape in self._shapes)
 
     def token_inputs(self, tokens: Sequence[int]) -> Tensor:
         """Token ids as the first block's inputs [T]. Raises RemoteProtocolError for one outside the vocabulary."""
@@ -199,15 +230,31 @@ class _Probe:
         return 0
 
 
-def _slice(inner: Any, architecture: Architecture, layers: LayerRange) -> Any:
-    """The inner model with its list of layers, and the settings that go with it, cut to the block's."""
-    inner.layers = nn.ModuleList(list(inner.layers)[layers.start : layers.stop])
+def begin_later(inner: Any) -> None:
+    """Let an inner model begin at another layer than the first of all: no embedding, nor what goes with it."""
+    inner.embed_tokens = nn.Identity()
+    if hasattr(inner, "embedding_multiplier"):
+        # Granite scales whatever enters its forward; the first block has scaled the hidden states.
+        inner.embedding_multiplier = 1.0
+
+
+def _copy_of(inner: Any) -> Any:
+    """The same modules under another name, so that some can be left out there."""
+    other = copy.copy(inner)
+    other._modules = dict(inner._modules)
+    return other
+
+
+def _slice(inner: Any, held: LayerRange, layers: LayerRange) -> Any:
+    """The inner model, which has the layers `held`, with its list of layers, and the settings that go with it, cut."""
+    cut = slice(layers.start - held.start, layers.stop - held.start)
+    inner.layers = nn.ModuleList(list(inner.layers)[cut])
     config = copy.deepcopy(inner.config)
     config.num_hidden_layers = len(layers)
     for name in PER_LAYER_SETTINGS:
         values = getattr(config, name, None)
-        if isinstance(values, (list, tuple)) and len(values) == architecture.layer_count:
-            setattr(config, name, list(values)[layers.start : layers.stop])
+        if isinstance(values, (list, tuple)) and len(values) == len(held):
+            setattr(config, name, list(values)[cut])
     inner.config = config
     return inner
 

@@ -1,13 +1,12 @@
-"""Serve a layer range to coordinators: admission, sessions, and the ring streams that belong to them.
+"""Serve layer ranges to coordinators: admission, sessions, and the ring streams that belong to them.
 
 Start at `StageService.serve_control`; the tasks of one session are in live.py, its decisions in session.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import structlog
 import trio
@@ -21,8 +20,9 @@ from shardp2p.errors import (
     blaming,
     first_of,
 )
-from shardp2p.stage.live import Compute, LiveSession
-from shardp2p.vocabulary import DType, LayerRange, PeerId, SessionId
+from shardp2p.stage.holding import HeldBlock
+from shardp2p.stage.live import END_S, LiveSession
+from shardp2p.vocabulary import PeerId, SessionId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.credit import INITIAL_CREDITS, CreditReceiver, CreditSender
 from shardp2p.wire.messages import Failure, Hello, Open, Opened
@@ -32,7 +32,7 @@ from shardp2p.wire.stream import Network, Stream
 log = structlog.get_logger()
 
 MAX_SESSIONS = 64
-"""Sessions at once: each holds a few tasks and streams beside its cache rows."""
+"""Sessions at once, of all that is held: each has a few tasks and streams beside its cache rows."""
 
 HELLO_WAIT_S = 10.0
 """How long an incoming ring stream waits for its session: the coordinator opens all stages at once."""
@@ -44,31 +44,41 @@ FAREWELL_S = 2.0
 """How long a failed session keeps its streams up, so that the coordinator hears the reason before the neighbours
 notice the loss and blame us."""
 
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What this stage serves. `cache_rows` is what all sessions together may keep."""
-
-    model_digest: str
-    dtype: DType
-    cache_rows: int
-
-
-OpenCompute = Callable[[Open], Awaitable[Compute]]
-"""Takes what a new session needs on the device and gives what computes there; worker.py has it."""
+Place = tuple[SessionId, int]
+"""A session and the first layer that it runs: one peer may be several stages of a ring."""
 
 
 class StageService:
-    """Control and ring protocols of one block of layers."""
+    """Control and ring protocols of all the blocks of layers that a peer holds."""
 
-    def __init__(self, network: Network, layers: LayerRange, holding: Holding, open_compute: OpenCompute) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._layers = layers
-        self._holding = holding
-        self._open_compute = open_compute
-        self._sessions: dict[SessionId, LiveSession | None] = {}  # None while it is being opened
+        self._held: list[HeldBlock] = []
+        self._sessions: dict[Place, LiveSession | None] = {}  # None while it is being opened
         self._opened = trio.Condition()
-        self.free_cache_rows = holding.cache_rows
+
+    @property
+    def held(self) -> tuple[HeldBlock, ...]:
+        """What is served or draining, in the order of holding."""
+        return tuple(self._held)
+
+    def hold(self, held: HeldBlock) -> None:
+        """Serve `held`, beside what is served already, from now on."""
+        self._held.append(held)
+
+    async def release(self, held: HeldBlock) -> None:
+        """Let go of `held`: no new sessions; returns when those that run have ended.
+
+        When it is cancelled they are ended at once, and their coordinators told why.
+        """
+        held.is_draining = True
+        try:
+            await held.wait_idle()
+        finally:
+            held.evicted.set()
+            with trio.CancelScope(shield=True), trio.move_on_after(FAREWELL_S + END_S):
+                await held.wait_idle()
+            self._held = [other for other in self._held if other is not held]
 
     async def serve_control(self, stream: Stream) -> None:
         """Serve one coordinator's session, from Open to Closed."""
@@ -79,26 +89,27 @@ class StageService:
                 await self._report(control, first_of(group))
 
     async def _serve_session(self, control: MessageChannel, request: Open) -> None:
-        self._admit(request)
-        self._sessions[request.session] = None
-        self.free_cache_rows -= request.cache_rows
+        place = (request.session, request.layers.start)
+        held = self._choose(request)
+        taken_bytes = held.open_session(request.layers, request.cache_rows)
+        self._sessions[place] = None
         try:
             async with AsyncExitStack() as stack:
-                compute = await self._open_compute(request)
+                compute = await held.open_compute(request)
                 live = LiveSession(request, control=control, compute=compute)
                 ring = await self._open_next(control, request, stack)
-                self._sessions[request.session] = live
+                self._sessions[place] = live
                 try:
                     await self._announce(control, request)
-                    await live.run(CreditSender(ring), request.next.peer_id)
+                    await _run_until_evicted(live, held, CreditSender(ring), request.next.peer_id)
                 except* ShardError as group:
                     await self._report(control, first_of(group))
                 finally:
                     live.close()
         finally:
-            del self._sessions[request.session]
-            self.free_cache_rows += request.cache_rows
-            log.info("session_closed", session=request.session)
+            del self._sessions[place]
+            held.close_session(taken_bytes)
+            log.info("session_closed", session=request.session, layers=str(request.layers))
 
     async def _open_next(self, control: MessageChannel, request: Open, stack: AsyncExitStack) -> MessageChannel:
         """The ring stream to the next peer. A coordinator that leaves while it is dialled frees its rows at once."""
@@ -116,39 +127,40 @@ class StageService:
         """Let in a previous peer that waits already, and tell the coordinator that the session stands."""
         async with self._opened:
             self._opened.notify_all()
-        await control.send(Opened(self._layers, request.cache_rows))
+        await control.send(Opened(request.layers, request.cache_rows))
         log.info("session_opened", session=request.session, coordinator=control.peer)
 
-    def _admit(self, request: Open) -> None:
-        """Raises: ConfigError for what this stage does not hold, OverloadedError for what does not fit."""
-        for what, asked, held in (
-            ("model", request.model_digest, self._holding.model_digest),
-            ("dtype", request.dtype, self._holding.dtype),
-            ("layers", str(request.layers), str(self._layers)),
-        ):
-            if asked != held:
-                raise ConfigError(f"the {what} asked for is {asked}; this stage serves {held}")
-        if request.session in self._sessions:
+    def _choose(self, request: Open) -> HeldBlock:
+        """The block that is to run a new session.
+
+        Raises: ConfigError for what is not held here; PeerUnavailableError for what is not held any more;
+        OverloadedError when too many sessions are open.
+        """
+        serving = [held for held in self._held if not held.is_draining]
+        if not serving:
+            raise PeerUnavailableError("this peer lets go of its layers and takes no new sessions")
+        serving = _only("model", request.model_digest, serving, lambda held: held.holding.model_digest)
+        serving = _only("dtype", request.dtype, serving, lambda held: held.holding.dtype)
+        fitting = [held for held in serving if held.can_run(request.layers)]
+        if not fitting:
+            raise _not_held("layers", str(request.layers), [str(held.layers) for held in serving])
+        if (request.session, request.layers.start) in self._sessions:
             raise RemoteProtocolError("the session is open already")
         if request.max_chunks > INITIAL_CREDITS:
             raise ConfigError(f"{request.max_chunks} chunks at once are too many; ask for at most {INITIAL_CREDITS}")
-        if request.cache_rows > self.free_cache_rows:
-            raise OverloadedError(
-                f"{request.cache_rows} cache rows are asked for and {self.free_cache_rows} of "
-                f"{self._holding.cache_rows} are free; try again later, or ask for fewer tokens"
-            )
         if len(self._sessions) >= MAX_SESSIONS:
-            raise OverloadedError(f"{MAX_SESSIONS} sessions are open; try again later")
+            raise OverloadedError(f"{MAX_SESSIONS} sessions are open; try again in some seconds")
+        return max(fitting, key=lambda held: held.free_cache_rows)
 
-    async def serve_ring(self, session: SessionId, receiver: CreditReceiver, peer: PeerId) -> None:
-        """Serve the ring stream that `peer` opened for `session`, until it ends."""
-        live = await self._wait_session(session, peer)
+    async def serve_ring(self, hello: Hello, receiver: CreditReceiver, peer: PeerId) -> None:
+        """Serve the ring stream that `peer` opened with `hello`, until it ends."""
+        live = await self._wait_session((hello.session, hello.layer), peer)
         await live.serve_ring(receiver, peer)
 
-    async def _wait_session(self, session: SessionId, peer: PeerId) -> LiveSession:
+    async def _wait_session(self, place: Place, peer: PeerId) -> LiveSession:
         with trio.move_on_after(HELLO_WAIT_S):
             async with self._opened:
-                while (live := self._sessions.get(session)) is None:
+                while (live := self._sessions.get(place)) is None:
                     await self._opened.wait()
                 return live
         # No fault of the peer's: its coordinator may have left, or have been refused here.
@@ -168,6 +180,31 @@ class StageService:
                     await control.receive()
             except ShardError:
                 return
+
+
+def _only(what: str, asked: str, serving: Sequence[HeldBlock], value_of: Callable[[HeldBlock], str]) -> list[HeldBlock]:
+    """Those of `serving` whose value is the one asked for. Raises: ConfigError when there is none."""
+    fitting = [held for held in serving if value_of(held) == asked]
+    if not fitting:
+        raise _not_held(what, asked, [value_of(held) for held in serving])
+    return fitting
+
+
+def _not_held(what: str, asked: str, held: Sequence[str]) -> ConfigError:
+    return ConfigError(f"the {what} asked for is {asked}; this stage serves {' and '.join(sorted(set(held)))}")
+
+
+async def _run_until_evicted(live: LiveSession, held: HeldBlock, sender: CreditSender, next_peer: str) -> None:
+    """Run a session to its end. Raises what ended it early, in an exception group."""
+
+    async def watch() -> None:
+        await held.evicted.wait()
+        raise PeerUnavailableError(f"this peer lets go of the layers {held.layers}")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await live.run(sender, next_peer)
+        nursery.cancel_scope.cancel()
 
 
 async def _receive_open(control: MessageChannel) -> Open:

@@ -15,8 +15,8 @@ from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.choose import choose
 from shardp2p.runtime.device import DeviceThread
 from shardp2p.runtime.penalties import TokenCounts
+from shardp2p.stage.holding import OpenCompute
 from shardp2p.stage.live import Compute
-from shardp2p.stage.service import OpenCompute
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import Position, SamplingParams, Token
 from shardp2p.wire.messages import Activations, Chunk, Open, Scheme, Verdict
@@ -42,7 +42,7 @@ def open_on_device(block: Block, device: DeviceThread) -> OpenCompute:
 
 def _new_worker(block: Block, request: Open) -> SessionWorker:
     return SessionWorker(
-        block,
+        block if request.layers == block.layers else block.part(request.layers),
         cache_rows=request.cache_rows,
         sampling=request.sampling or SamplingParams(),
         prompt_tokens=request.prompt_tokens,

@@ -118,7 +118,7 @@ async def test_a_reader_that_takes_its_time_does_not_hold_up_the_ring(autojump_c
         tokens: list[int] = []
         async with open_generation(ring.network, ring.verdicts, ring.plan, request(TOKENS)) as stream:
             await trio.sleep(100)
-            assert ring.services[stage_id(1)].free_cache_rows == ring.cache_rows  # done long ago
+            assert ring.held[stage_id(1)].free_cache_rows == ring.cache_rows  # done long ago
             async for batch in stream:
                 tokens.extend(batch)
                 await trio.sleep(10)

@@ -187,6 +187,6 @@ async def test_a_coordinator_that_leaves_while_the_next_stage_is_dialled_frees_t
         with trio.move_on_after(0.5):
             await generate(ring)
         await trio.sleep(1.0)
-        assert {s.free_cache_rows for s in ring.services.values()} == {ring.cache_rows}
+        assert {held.free_cache_rows for held in ring.held.values()} == {ring.cache_rows}
         await trio.sleep(100)
         await ring.assert_settled()

@@ -144,7 +144,7 @@ async def failure_of(control: MessageChannel) -> Failure:
 async def test_a_session_answers_every_chunk_and_gives_its_account(autojump_clock: MockClock) -> None:
     async with stage_and_client() as client:
         control = await client.open()
-        assert client.sim.services[STAGE].free_cache_rows == CACHE_ROWS - ROWS
+        assert client.sim.held[STAGE].free_cache_rows == CACHE_ROWS - ROWS
         stream = await client.ring()
         await stream.send(chunk(0, prompt()[:8], seq=0, quiet=8))
         await stream.send(chunk(8, prompt()[8:], seq=1, quiet=3))
@@ -253,7 +253,7 @@ async def test_a_message_before_the_answer_to_open_ends_the_session(autojump_clo
 REFUSED: dict[str, tuple[dict[str, object], str, str]] = {
     "another model": ({"model_digest": "00" * 32}, "config", "this stage serves d1d1"),
     "another dtype": ({"dtype": "float16"}, "config", "this stage serves float32"),
-    "other layers": ({"layers": LayerRange(0, 3)}, "config", "the layers asked for is 0:3"),
+    "other layers": ({"layers": LayerRange(3, 7)}, "config", "the layers asked for is 3:7; this stage serves 0:6"),
     "too many chunks": ({"max_chunks": INITIAL_CREDITS + 1}, "config", "33 chunks at once are too many"),
     "too many rows": ({"cache_rows": CACHE_ROWS + 1}, "overloaded", "2001 cache rows are asked for and 2000 of 2000"),
     "nobody next": ({"next": PeerAddress(PeerId("nobody"))}, "unavailable", "nobody cannot be reached"),
@@ -496,10 +496,10 @@ async def test_a_coordinator_that_never_closes_but_vanishes_frees_the_session(au
         stream = await client.ring()
         await stream.send(chunk(0, prompt(), seq=0))
         await trio.sleep(600)
-        assert client.sim.services[STAGE].free_cache_rows == CACHE_ROWS - ROWS
+        assert client.sim.held[STAGE].free_cache_rows == CACHE_ROWS - ROWS
         client.sim.swarm.kill(CLIENT)
         await trio.sleep(1.0)
-        assert client.sim.services[STAGE].free_cache_rows == CACHE_ROWS
+        assert client.sim.held[STAGE].free_cache_rows == CACHE_ROWS
 
 
 async def test_a_coordinator_that_vanishes_as_its_session_opens_frees_the_session(autojump_clock: MockClock) -> None:
@@ -513,7 +513,7 @@ async def test_a_coordinator_that_vanishes_as_its_session_opens_frees_the_sessio
         client.network.serve(RING, leave)
         await control.send(client.request())
         await trio.sleep(20)
-        assert client.sim.services[STAGE].free_cache_rows == CACHE_ROWS
+        assert client.sim.held[STAGE].free_cache_rows == CACHE_ROWS
         assert client.sim.swarm.open_streams == 1  # that of our own previous peer
 
 

@@ -54,6 +54,9 @@ class FakeBlock:
         self.dtype = torch.float32
         self.device = torch.device("cpu")
 
+    def part(self, layers: LayerRange) -> FakeBlock:
+        return FakeBlock(layers)
+
     def new_cache(self, capacity_rows: int) -> FakeCache:
         return FakeCache(capacity_rows)
 

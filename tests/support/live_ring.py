@@ -15,7 +15,7 @@ from shardp2p.runtime.device import DeviceThread
 from shardp2p.runtime.load import load_block
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import route
-from shardp2p.stage.service import Holding
+from shardp2p.stage.holding import Holding
 from shardp2p.vocabulary import DType, LayerRange, ModelId, Token
 
 MODEL = ModelId("under-test")

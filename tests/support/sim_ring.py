@@ -17,9 +17,10 @@ from shardp2p.errors import RemoteProtocolError
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.device import DeviceThread
 from shardp2p.scheduler.plan import Plan, Stage
-from shardp2p.stage.service import Holding, StageService
+from shardp2p.stage.holding import HeldBlock, Holding
+from shardp2p.stage.service import StageService
 from shardp2p.stage.worker import open_on_device
-from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SessionId, Token
+from shardp2p.vocabulary import LayerRange, ModelId, PeerId, Token
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
 from shardp2p.wire.messages import Hello
@@ -31,13 +32,14 @@ from tests.support.memory_network import WINDOW_BYTES, MemoryNetwork, MemoryStre
 COORDINATOR = PeerId("coordinator")
 DIGEST = "d1" * 32
 CACHE_ROWS = 2_000
+ROW_BYTES = 8
 SETTLE_S = 30.0
 """Longer than any farewell, grace or wait of the protocols."""
 
 HANGS_S = 5_000.0
 """What has not ended by then never will."""
 
-ServeRing = Callable[[SessionId, CreditReceiver, PeerId], Awaitable[None]]
+ServeRing = Callable[[Hello, CreditReceiver, PeerId], Awaitable[None]]
 
 
 def stage_id(number: int) -> PeerId:
@@ -64,6 +66,7 @@ class SimRing:
         self.compute_s = compute_s
         cuts = [MODEL_LAYERS * i // count for i in range(count + 1)]
         self.ranges = [LayerRange(a, b) for a, b in pairwise(cuts)]
+        self.held: dict[PeerId, HeldBlock] = {}
         self.services: dict[PeerId, StageService] = {}
         peers = [COORDINATOR, *(stage_id(n) for n in range(1, count + 1))]
         for at, one in enumerate(peers):
@@ -85,7 +88,10 @@ class SimRing:
         network = wrap(self.swarm.network(stage_id(number)))
         layers = self.ranges[number - 1]
         compute = open_on_device(cast(Block, FakeBlock(layers)), cast(DeviceThread, InlineDevice(self.compute_s)))
-        service = StageService(network, layers, Holding(DIGEST, "float32", self.cache_rows), compute)
+        held = HeldBlock(layers, Holding(DIGEST, "float32", self.cache_rows), (ROW_BYTES,) * len(layers), compute)
+        service = StageService(network)
+        service.hold(held)
+        self.held[stage_id(number)] = held
         self.services[stage_id(number)] = service
         network.serve(CONTROL, service.serve_control)
         serve_hello(network, service.serve_ring)
@@ -113,8 +119,8 @@ class SimRing:
     async def assert_settled(self) -> None:
         """After a while nothing is left of any session: no row, no stream, no task."""
         await trio.sleep(SETTLE_S)
-        alive = {p: s for p, s in self.services.items() if not self.swarm.network(p).is_dead}
-        assert {p: s.free_cache_rows for p, s in alive.items()} == dict.fromkeys(alive, self.cache_rows)
+        alive = {p: h for p, h in self.held.items() if not self.swarm.network(p).is_dead}
+        assert {p: h.free_cache_rows for p, h in alive.items()} == dict.fromkeys(alive, self.cache_rows)
         assert self.swarm.open_streams == 0
         assert [task.name for task in self.nursery.child_tasks] == []
 
@@ -128,7 +134,7 @@ def serve_hello(network: Network, serve: ServeRing) -> None:
             hello = await receiver.receive()
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"a ring stream began with {type(hello).__name__}")
-            await serve(hello.session, receiver, channel.peer)
+            await serve(hello, receiver, channel.peer)
 
     network.serve(RING, handler)
 

@@ -1,0 +1,108 @@
+"""What a stage holds, and how much memory its sessions may take. Start at service.py."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from shardp2p.errors import LocalProtocolError, OverloadedError
+from shardp2p.stage.live import Compute
+from shardp2p.vocabulary import DType, LayerRange
+from shardp2p.wire.messages import Open
+
+OpenCompute = Callable[[Open], Awaitable[Compute]]
+"""Takes what a new session needs on the device and gives what computes there; worker.py has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What is served. `cache_rows`: rows that all sessions together may keep, where no budget is shared."""
+
+    model_digest: str
+    dtype: DType
+    cache_rows: int
+
+
+class CacheBudget:
+    """The memory of one device for the caches of all that is held there, in bytes."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.free_bytes = total_bytes
+
+    def take(self, row_bytes: int, rows: int) -> int:
+        """Reserve `rows` rows; gives the bytes to `give_back`. Raises: OverloadedError when too few are free."""
+        wanted = rows * row_bytes
+        if wanted > self.free_bytes:
+            free, total = self.free_bytes // row_bytes, self.total_bytes // row_bytes
+            when = "try again in some seconds, or ask for fewer tokens" if rows <= total else "ask for fewer tokens"
+            raise OverloadedError(f"{rows} cache rows are asked for and {free} of {total} are free; {when}")
+        self.free_bytes -= wanted
+        return wanted
+
+    def give_back(self, taken_bytes: int) -> None:
+        """Free what `take` gave."""
+        self.free_bytes += taken_bytes
+
+
+class HeldBlock:
+    """Layers that are served. `row_bytes` is what a cache row takes in each of them."""
+
+    def __init__(
+        self,
+        layers: LayerRange,
+        holding: Holding,
+        row_bytes: Sequence[int],
+        open_compute: OpenCompute,
+        budget: CacheBudget | None = None,
+    ) -> None:
+        if len(row_bytes) != len(layers) or min(row_bytes) < 1:
+            raise LocalProtocolError(f"{len(row_bytes)} sizes of cache rows for the layers {layers}")
+        self.layers = layers
+        self.holding = holding
+        self.open_compute = open_compute
+        self.budget = budget or CacheBudget(holding.cache_rows * sum(row_bytes))
+        self.is_draining = False
+        """Whether it takes no new sessions."""
+        self.sessions = 0
+        self.evicted = trio.Event()
+        """Set when the sessions that are left have to end."""
+        self._row_bytes = tuple(row_bytes)
+        self._idle = trio.Event()
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows of all the layers that would fit if no session were open on the device."""
+        return self.budget.total_bytes // sum(self._row_bytes)
+
+    @property
+    def free_cache_rows(self) -> int:
+        """Rows of all the layers for which there is room now."""
+        return 0 if self.is_draining else self.budget.free_bytes // sum(self._row_bytes)
+
+    def can_run(self, layers: LayerRange) -> bool:
+        """Whether `layers` are among those held."""
+        return self.layers.start <= layers.start and layers.stop <= self.layers.stop
+
+    def open_session(self, layers: LayerRange, rows: int) -> int:
+        """Count a session and reserve its rows; gives the bytes for `close_session`. Raises: OverloadedError."""
+        held = self._row_bytes[layers.start - self.layers.start : layers.stop - self.layers.start]
+        taken_bytes = self.budget.take(sum(held), rows)
+        if self.sessions == 0:
+            self._idle = trio.Event()
+        self.sessions += 1
+        return taken_bytes
+
+    def close_session(self, taken_bytes: int) -> None:
+        """The reverse of `open_session`."""
+        self.budget.give_back(taken_bytes)
+        self.sessions -= 1
+        if self.sessions == 0:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no session is open."""
+        while self.sessions:
+            await self._idle.wait()
