@@ -117,13 +117,16 @@ class TensorReader:
     def __init__(self) -> None:
         self._buffer = torch.empty(READ_BYTES, dtype=torch.uint8)
 
-    def read(self, stored: StoredTensor, dtype: torch.dtype, digest: str | None = None) -> torch.Tensor:
-        """The tensor as `dtype` in CPU memory; takes no more memory than the result.
+    def read(
+        self, stored: StoredTensor, dtype: torch.dtype, digest: str | None = None, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The tensor as `dtype` in CPU memory, that of `into` where it has its shape; takes no more than the result.
 
         Raises:
             IntegrityError: the file ends early, or the SHA-256 of the stored bytes is not `digest` (hexadecimal).
         """
-        result = torch.empty(stored.shape, dtype=dtype)
+        is_placed = into is not None and tuple(into.shape) == stored.shape and into.dtype == dtype
+        result = into if into is not None and is_placed else torch.empty(stored.shape, dtype=dtype)
         hasher = hashlib.sha256() if digest is not None else None
         try:
             with stored.file.open("rb", buffering=0) as stream:

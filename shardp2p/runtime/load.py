@@ -27,6 +27,7 @@ from shardp2p.runtime.architecture import (
 )
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.checkpoint import TensorReader
+from shardp2p.runtime.fuse import fuse_siblings
 from shardp2p.runtime.recipes import Recipe, plan_recipes, realise
 from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.tensor import TORCH_DTYPES
@@ -63,9 +64,13 @@ def load_block(
         _make_buffers(model)
         check_hand_through(inner, architecture, is_first=layers.start == 0)
     _move_buffers(model, device)
-    layer_bytes = _fill(model, recipes, device, digests, progress)
+    if device == "cpu":
+        fuse_siblings(inner)
+    waiting = {name for name, value in model.named_parameters() if not value.is_meta}
+    layer_bytes, filled = _fill(model, recipes, device, digests, progress)
     _share_head(model, layers, architecture.layer_count)
     left = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
+    left += sorted(waiting - filled)
     if left:
         raise ConfigError(f"{directory} lacks the tensor {left[0]}; the checkpoint is incomplete or of another model")
     _untyped(model).eval().requires_grad_(False)
@@ -140,19 +145,21 @@ def _fill(
     device: str,
     digests: Mapping[str, str] | None,
     progress: Callable[[int, int], None] | None,
-) -> int:
-    """Reads and assigns every recipe; the bytes that the parameters take."""
+) -> tuple[int, set[str]]:
+    """Reads and assigns every recipe; the bytes that the parameters take, and their names."""
     total = sum(recipe.size_bytes for recipe in recipes)
     done = layer_bytes = 0
+    filled: set[str] = set()
     reader = TensorReader()
     for recipe in recipes:
         for target, value in realise(model, recipe, reader, digests).items():
             _assign(model, target, value.to(device))
+            filled.add(target)
             layer_bytes += value.numel() * value.element_size()
         done += recipe.size_bytes
         if progress is not None:
             progress(done, total)
-    return layer_bytes
+    return layer_bytes, filled
 
 
 def _assign(model: PreTrainedModel, target: str, value: torch.Tensor) -> None:
@@ -163,6 +170,10 @@ def _assign(model: PreTrainedModel, target: str, value: torch.Tensor) -> None:
     if expected is None or expected.shape != value.shape:
         shape = None if expected is None else tuple(expected.shape)
         raise ConfigError(f"the tensor {target} has the shape {tuple(value.shape)}; the configuration asks for {shape}")
+    if not expected.is_meta:  # its part of a joint weight, which most values were read right into
+        if value.data_ptr() != expected.data_ptr():
+            expected.copy_(value)
+        return
     value = value.contiguous()
     if owner is module._buffers:
         module._buffers[name] = value

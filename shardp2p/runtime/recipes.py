@@ -113,7 +113,7 @@ def realise(
             raise IntegrityError(f"{source.name} in {source.file} is not in the manifest; get the model again")
         reads.append(partial(reader.read, source, recipe.dtype, digests[source.name] if digests is not None else None))
     if recipe.converter is None:
-        return {recipe.target: reads[-1]()}
+        return {recipe.target: reads[-1](into=_place(model, recipe.target))}
     if _is_plain_fusion(recipe):
         return {recipe.target: _fuse(recipe, reads)}
     converter: Any = recipe.converter
@@ -124,6 +124,13 @@ def realise(
     except MISFITS as error:
         raise ConfigError(f"the tensors of {recipe.target} do not fit the configuration: {error}") from error
     return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
+
+
+def _place(model: PreTrainedModel, target: str) -> torch.Tensor | None:
+    """The memory that the parameter `target` has already, as a part of a joint weight."""
+    path, _, name = target.rpartition(".")
+    parameter = model.get_submodule(path)._parameters.get(name)
+    return None if parameter is None or parameter.is_meta else parameter
 
 
 def _is_plain_fusion(recipe: Recipe) -> bool:
