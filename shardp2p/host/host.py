@@ -21,7 +21,6 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
-from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import ProtocolNotSupportedError
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
@@ -34,11 +33,12 @@ from multiaddr import Multiaddr
 
 from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
-from shardp2p.host.addresses import dialable_addresses, parse_listen_address, parse_peer_id
+from shardp2p.host.addresses import dialable_addresses, parse_listen_address
 from shardp2p.host.dialer import dial
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
+from shardp2p.host.peer_ids import id_of, peer_of
 from shardp2p.host.security import security_transports
 from shardp2p.host.self_stream import SelfStream, open_pair
 from shardp2p.host.stream import HostStream
@@ -92,7 +92,7 @@ class Host:
 
     def connected_peers(self) -> tuple[PeerId, ...]:
         """The peers to which a connection lives, in the order of connecting."""
-        peers = [PeerId(peer.to_base58()) for peer in self._swarm.connections]
+        peers = [peer_of(peer) for peer in self._swarm.connections]
         return tuple(peer for peer in peers if self._connection(peer) is not None)
 
     def is_connected(self, peer: PeerId) -> bool:
@@ -131,7 +131,7 @@ class Host:
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`; its streams fail. It may connect again if it is still admitted."""
         async with trio.open_nursery() as nursery:
-            for connection in list(self._swarm.connections.get(ID.from_base58(parse_peer_id(peer)), [])):
+            for connection in list(self._swarm.connections.get(id_of(peer), [])):
                 nursery.start_soon(connection.close)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
@@ -146,7 +146,7 @@ class Host:
 
     def _connection(self, peer: PeerId) -> Muxer | None:
         """The newest live connection to `peer`."""
-        connections = self._swarm.connections.get(ID.from_base58(parse_peer_id(peer)), [])
+        connections = self._swarm.connections.get(id_of(peer), [])
         alive = (_muxer_of(connection) for connection in reversed(connections))
         return next((muxer for muxer in alive if not muxer.is_closed), None)
 
@@ -205,7 +205,7 @@ class Host:
             await muxed.reset()
             return
         done = trio.Event()
-        stream = HostStream(muxed, PeerId(muxed.muxed_conn.peer_id.to_base58()))
+        stream = HostStream(muxed, peer_of(muxed.muxed_conn.peer_id))
         self._nursery.start_soon(self._handle, str(protocol), stream, done)
         await done.wait()
 
