@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 ROUNDING = 1e-9
@@ -93,6 +93,34 @@ class Candidates:
             return math.inf
         counts = self.best_fill(members, hops_s)
         return math.inf if counts is None else self._cost_s(members, counts, hops_s)
+
+    def joining(self, members: Sequence[int], limit_s: float) -> Callable[[int], float]:
+        """Tells of any further machine the least work with it, no stage slower than `limit_s`; infinite: no room.
+
+        Takes constant time per machine: what the members compute beyond one layer each is added up beforehand.
+        """
+        spare, base_s = self.layers - len(members) - 1, 0.0
+        sums, before = [0.0], [0]
+        for member in members:
+            layer_s = self.layer_s[member]
+            room = min(self.capacities[member], int(min(limit_s / layer_s, self.layers) + ROUNDING))
+            if room < 1 or spare < 0:
+                return lambda _: math.inf
+            base_s += layer_s
+            sums.extend(sums[-1] + count * layer_s for count in range(1, room))
+            before.append(len(sums) - 1)
+
+        def work_s(node: int) -> float:
+            layer_s = self.layer_s[node]
+            room = min(self.capacities[node], int(min(limit_s / layer_s, self.layers) + ROUNDING))
+            faster = min(spare, before[bisect_left(members, node)])
+            own = min(room - 1, spare - faster)
+            others = spare - own
+            if own < 0 or others >= len(sums):
+                return math.inf
+            return base_s + (1 + own) * layer_s + sums[others]
+
+        return work_s
 
     def _cost_s(self, members: Sequence[int], counts: Sequence[int], hops_s: float) -> float:
         stages_s = [self.layer_s[member] * count for member, count in zip(members, counts, strict=True)]

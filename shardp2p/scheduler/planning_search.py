@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
+from heapq import nsmallest
 from itertools import pairwise
 
 from shardp2p.scheduler.planning_exact import shortest_order
@@ -74,40 +75,61 @@ def improve(candidates: Candidates, found: Found) -> Found:
 
 
 def _best_neighbour(candidates: Candidates, found: Found) -> Found | None:
+    """The best ring that one machine less, one more, or one in the place of another gives; None if none is better."""
     best_s, best = found[0] * (1 - ROUNDING), None
-    for hops_s, members, change in _neighbours(candidates, found[1]):
-        chunk_s = candidates.chunk_s(members, hops_s, best_s)
-        if chunk_s < best_s:
-            best_s, best = chunk_s, change
-    if best is None:
-        return None
-    without, node, position = best
-    tour = [other for other in found[1] if other != without]
-    if node >= 0:
-        tour.insert(position, node)
-    return best_s, tour
+    delays, tour, hops_s = candidates.delays, found[1], candidates.hops_s(found[1])
+    members, places = candidates.members(tour), _places(candidates, tour)
+    for leaver in (-1, *members):
+        rest = [node for node in members if node != leaver]
+        rest_s, before, after = hops_s, -1, -1
+        if leaver >= 0:
+            at = tour.index(leaver)
+            before, after = tour[at - 1], tour[(at + 1) % len(tour)]
+            rest_s += delays[before][after] - delays[before][leaver] - delays[leaver][after]
+            chunk_s = candidates.chunk_s(rest, rest_s, best_s) if rest else math.inf
+            if chunk_s < best_s:
+                best_s, best = chunk_s, (leaver, -1, -1)
+        work_s = candidates.joining(rest, best_s if candidates.in_flight > 1 else math.inf)
+        for node, cheapest in places.items():
+            added_s, follows = next(place for place in cheapest if place[1] not in (before, leaver))
+            if leaver >= 0:
+                merged_s = delays[before][node] + delays[node][after] - delays[before][after]
+                if before == leaver:
+                    added_s, follows = 0.0, -1
+                elif merged_s < added_s:
+                    added_s, follows = merged_s, before
+            if rest_s + added_s + work_s(node) < best_s * candidates.in_flight:
+                joined = rest.copy()
+                insort(joined, node)
+                chunk_s = candidates.chunk_s(joined, rest_s + added_s, best_s)
+                if chunk_s < best_s:
+                    best_s, best = chunk_s, (leaver, node, follows)
+    return None if best is None else (best_s, _changed(tour, *best))
 
 
-def _neighbours(candidates: Candidates, tour: list[int]) -> Iterator[tuple[float, list[int], tuple[int, int, int]]]:
-    """Each with its delay, its members, and the change: who leaves, who comes (-1: nobody) and where."""
+NOWHERE = (math.inf, -2)
+"""A place that is never the cheapest, for tours that have no other."""
+
+
+def _places(candidates: Candidates, tour: list[int]) -> dict[int, list[tuple[float, int]]]:
+    """For each machine that is not in `tour`, what it would add at its three cheapest places, and whom it follows.
+
+    Three: where a machine leaves, two places go.
+    """
     delays, inside = candidates.delays, set(tour)
-    outside = [node for node in range(len(candidates.capacities)) if node not in inside]
-    for leaver in (-1, *candidates.members(tour)):
-        rest = tour if leaver < 0 else [node for node in tour if node != leaver]
-        if not rest:
-            yield from ((0.0, [node], (leaver, node, 0)) for node in outside)
-            continue
-        hops_s, members = candidates.hops_s(rest), candidates.members(rest)
-        if leaver >= 0 and members:
-            yield hops_s, members, (leaver, -1, 0)
-        edges = [(delays[a], b, delays[a][b]) for a, b in pairwise((*rest, rest[0]))]
-        for node in outside:
-            row = delays[node]
-            added = [from_a[node] + row[b] - edge_s for from_a, b, edge_s in edges]
-            least_s = min(added)
-            joined = members.copy()
-            insort(joined, node)
-            yield hops_s + least_s, joined, (leaver, node, added.index(least_s) + 1)
+    edges = [(delays[a], a, b, delays[a][b]) for a, b in pairwise((*tour, tour[0]))]
+    return {
+        node: [*nsmallest(3, [(from_a[node] + delays[node][b] - edge_s, a) for from_a, a, b, edge_s in edges]), NOWHERE]
+        for node in range(len(candidates.capacities))
+        if node not in inside
+    }
+
+
+def _changed(tour: list[int], leaver: int, node: int, follows: int) -> list[int]:
+    rest = [other for other in tour if other != leaver]
+    if node >= 0:
+        rest.insert(rest.index(follows) + 1 if rest else 0, node)
+    return rest
 
 
 def shorten(candidates: Candidates, tour: list[int]) -> list[int]:
@@ -115,31 +137,43 @@ def shorten(candidates: Candidates, tour: list[int]) -> list[int]:
     members = candidates.members(tour)
     if len(members) <= EXACT_ORDER:
         return list(shortest_order(candidates, members)) if len(members) > 2 else tour
-    hops_s = candidates.hops_s(tour)
-    while True:
-        for changed in _reordered(tour):
-            changed_s = candidates.hops_s(changed)
-            if changed_s < hops_s * (1 - ROUNDING):
-                tour, hops_s = changed, changed_s
-                break
-        else:
-            return tour
+    while (shorter := _moved(candidates, tour) or _turned(candidates, tour)) is not None:
+        tour = shorter
+    return tour
 
 
-def _reordered(tour: list[int]) -> Iterator[list[int]]:
-    """Sections of up to three moved elsewhere, either way round; then longer ones turned where they are."""
-    count = len(tour)
+def _moved(candidates: Candidates, tour: list[int]) -> list[int] | None:
+    """`tour` with the section of up to three moved, either way round, where that shortens it most."""
+    delays, best_s, best = candidates.delays, -ROUNDING * candidates.hops_s(tour), None
     for length in (1, 2, 3):
-        for start in range(1, count - length + 1):
+        for start in range(1, len(tour) - length + 1):
             section, rest = tour[start : start + length], tour[:start] + tour[start + length :]
-            for at in range(1, len(rest) + 1):
-                if at != start:
-                    yield rest[:at] + section + rest[at:]
-                if length > 1:
-                    yield rest[:at] + section[::-1] + rest[at:]
-    for start in range(1, count):
-        for stop in range(start + 4, count + 1):
-            yield tour[:start] + tour[start:stop][::-1] + tour[stop:]
+            first, last, before, after = section[0], section[-1], tour[start - 1], rest[start % len(rest)]
+            saved_s = delays[before][first] + delays[last][after] - delays[before][after]
+            turn_s = sum(delays[b][a] - delays[a][b] for a, b in pairwise(section))
+            for at, (left, right) in enumerate(pairwise((*rest, rest[0])), 1):
+                row, edge_s = delays[left], delays[left][right]
+                straight_s = row[first] + delays[last][right] - edge_s - saved_s
+                turned_s = row[last] + delays[first][right] - edge_s - saved_s + turn_s
+                if min(straight_s, turned_s) < best_s:
+                    best_s = min(straight_s, turned_s)
+                    best = rest[:at] + (section if straight_s <= turned_s else section[::-1]) + rest[at:]
+    return best
+
+
+def _turned(candidates: Candidates, tour: list[int]) -> list[int] | None:
+    """`tour` with the section turned where that shortens it most."""
+    delays, best_s, best = candidates.delays, -ROUNDING * candidates.hops_s(tour), None
+    for start in range(1, len(tour)):
+        turn_s, before = 0.0, tour[start - 1]
+        for stop in range(start + 1, len(tour)):
+            one, other, after = tour[stop - 1], tour[stop], tour[(stop + 1) % len(tour)]
+            turn_s += delays[other][one] - delays[one][other]
+            ends_s = delays[before][other] + delays[tour[start]][after]
+            added_s = turn_s + ends_s - delays[before][tour[start]] - delays[other][after]
+            if added_s < best_s:
+                best_s, best = added_s, tour[:start] + tour[start : stop + 1][::-1] + tour[stop + 1 :]
+    return best
 
 
 def shake(candidates: Candidates, found: Found) -> Found:
