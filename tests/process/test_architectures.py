@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
+from shardp2p.errors import LocalProtocolError
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.load import load_block
@@ -20,14 +21,19 @@ from shardp2p.wire.tensor import TORCH_DTYPES
 from tests.support.checkpoints import ARCHITECTURES, VOCABULARY, WINDOW, make_checkpoint
 
 SPLIT = ("0:2", "2:3", "3:6")
+CUTS = (slice(0, 4), slice(4, 6))
 
 
 class Chain:
     """Blocks one after the other, each with its own cache."""
 
-    def __init__(self, directory: Path, dtype: DType, split: Sequence[str] = SPLIT) -> None:
-        self.blocks: list[Block] = [load_block(directory, LayerRange.parse(text), dtype=dtype) for text in split]
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = blocks
         self.clear()
+
+    @classmethod
+    def load(cls, directory: Path, dtype: DType) -> Chain:
+        return cls([load_block(directory, LayerRange.parse(text), dtype=dtype) for text in SPLIT])
 
     def clear(self) -> None:
         self.caches = [block.new_cache(96) for block in self.blocks]
@@ -55,7 +61,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def float32_models(checkpoint: Path) -> tuple[Any, Chain]:
-    return whole_model(checkpoint, "float32"), Chain(checkpoint, "float32")
+    return whole_model(checkpoint, "float32"), Chain.load(checkpoint, "float32")
 
 
 def test_chain_of_blocks_equals_the_whole_model_bit_for_bit(float32_models: tuple[Any, Chain]) -> None:
@@ -63,7 +69,30 @@ def test_chain_of_blocks_equals_the_whole_model_bit_for_bit(float32_models: tupl
 
 
 def test_chain_of_blocks_equals_the_whole_model_bit_for_bit_in_bfloat16(checkpoint: Path) -> None:
-    _assert_equal_steps(whole_model(checkpoint, "bfloat16"), Chain(checkpoint, "bfloat16"))
+    _assert_equal_steps(whole_model(checkpoint, "bfloat16"), Chain.load(checkpoint, "bfloat16"))
+
+
+def test_parts_of_overlapping_blocks_equal_the_whole_model_bit_for_bit(
+    float32_models: tuple[Any, Chain], checkpoint: Path
+) -> None:
+    """Cut from the start, the middle and the end of what is held; the blocks themselves still run as before."""
+    whole, chain = float32_models
+    front, back = (load_block(checkpoint, LayerRange.parse(text), dtype="float32") for text in ("0:5", "1:6"))
+    cuts = ((front, "0:1"), (front, "1:3"), (back, "3:4"), (back, "4:6"))
+    _assert_equal_steps(whole, Chain([block.part(LayerRange.parse(text)) for block, text in cuts]))
+    everything = load_block(checkpoint, LayerRange(0, 6), dtype="float32")
+    ends = [everything.part(LayerRange(0, 4)), everything.part(LayerRange(4, 6))]
+    assert [part.row_bytes for part in ends] == [sum(everything.layer_row_bytes[cut]) for cut in CUTS]
+    _assert_equal_steps(whole, Chain(ends))
+    _assert_equal_steps(whole, Chain([everything]))
+    _assert_equal_steps(whole, chain)
+
+
+def test_a_block_gives_no_part_that_it_does_not_hold(checkpoint: Path) -> None:
+    block = load_block(checkpoint, LayerRange(1, 3), dtype="float32")
+    for text in ("0:2", "2:4", "4:5"):
+        with pytest.raises(LocalProtocolError, match=f"the layers {text} are none of the block 1:3"):
+            block.part(LayerRange.parse(text))
 
 
 def _assert_equal_steps(whole: Any, chain: Chain) -> None:
