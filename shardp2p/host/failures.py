@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import trio
@@ -52,3 +54,17 @@ HANDSHAKE_FAILURES: Final[tuple[type[Exception], ...]] = (
 )
 """What libp2p raises while it parses a stranger's handshake: it lets through Python's own errors, and those of each
 library of cryptography below it."""
+
+
+@contextmanager
+def single_errors() -> Iterator[None]:
+    """Unwrap an exception group that holds, however deep, a single exception."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        only: BaseException = group
+        while isinstance(only, BaseExceptionGroup) and len(only.exceptions) == 1:
+            only = only.exceptions[0]
+        if isinstance(only, BaseExceptionGroup):
+            raise
+        raise only from only.__cause__

@@ -6,8 +6,8 @@ nursery of `open_host`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
@@ -35,7 +35,7 @@ from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import dialable_addresses, parse_listen_address
 from shardp2p.host.dialer import dial
-from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES
+from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.peer_ids import id_of, peer_of
@@ -242,7 +242,7 @@ async def open_host(
     patches.apply()
     listeners = await open_listeners([parse_listen_address(text) for text in listen])
     try:
-        with _single_errors():
+        with single_errors():
             libp2p_host = _make_libp2p_host(identity, membership)
             host = Host(identity, libp2p_host, listeners)
             async with libp2p_host.run(listen_addrs=[]):
@@ -326,17 +326,3 @@ def _negotiation_failure(peer: PeerId, protocol: str, muxer: Muxer, error: BaseE
     if isinstance(error, ProtocolNotSupportedError) or "not supported" in str(error):
         return f"peer {peer} does not speak {protocol}; it may run another version or another role"
     return f"peer {peer} did not open a stream of {protocol}: {error}"
-
-
-@contextmanager
-def _single_errors() -> Iterator[None]:
-    """Unwrap an exception group that holds, however deep, a single exception."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        only: BaseException = group
-        while isinstance(only, BaseExceptionGroup) and len(only.exceptions) == 1:
-            only = only.exceptions[0]
-        if isinstance(only, BaseExceptionGroup):
-            raise
-        raise only from only.__cause__

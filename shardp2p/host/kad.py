@@ -166,9 +166,8 @@ class KadPeerstore:
 class KadHost:
     """What libp2p's DHT uses of an `IHost`, over ours."""
 
-    def __init__(self, host: Host, private_key: PrivateKey, book: AddressBook, *, is_server: bool) -> None:
+    def __init__(self, host: Host, book: AddressBook, *, is_server: bool) -> None:
         self._host = host
-        self._private_key = private_key
         self._id = id_of(host.peer_id)
         self._peerstore = KadPeerstore(book)
         self._is_server = is_server
@@ -189,7 +188,7 @@ class KadHost:
 
     def get_private_key(self) -> PrivateKey:
         """Signs our addresses and records."""
-        return self._private_key
+        return self._host.private_key
 
     def get_addrs(self) -> list[Multiaddr]:
         """Where others dial us; none for a client, so that nobody takes it for a server."""
@@ -273,13 +272,15 @@ class RecentProviders(ProviderStore):
         known.pop(name, None)
         if len(known) >= MAX_PROVIDERS:
             del known[next(iter(known))]
-        known[name] = ProviderRecord(PeerInfo(provider.peer_id, provider.addrs[:MAX_ADDRESSES]))
+        known[name] = ProviderRecord(
+            PeerInfo(provider.peer_id, provider.addrs[:MAX_ADDRESSES]), timestamp=trio.current_time()
+        )
         if len(self.providers) > MAX_TOPICS:
             del self.providers[next(iter(self.providers))]
 
     def get_providers(self, key: bytes) -> list[PeerInfo]:
         """The providers heard lately, ourselves included while we provide."""
-        cutoff = time.time() - PROVIDER_LIFETIME_S
+        cutoff = trio.current_time() - PROVIDER_LIFETIME_S
         known = self.providers.get(key, {})
         recent = [record.provider_info for record in known.values() if record.timestamp > cutoff]
         if key in self.providing_keys:
@@ -288,7 +289,7 @@ class RecentProviders(ProviderStore):
 
     def cleanup_expired(self) -> None:
         """Forget who was not heard for long."""
-        cutoff = time.time() - PROVIDER_LIFETIME_S
+        cutoff = trio.current_time() - PROVIDER_LIFETIME_S
         for key, known in list(self.providers.items()):
             for name in [name for name, record in known.items() if record.timestamp <= cutoff]:
                 del known[name]
@@ -321,11 +322,17 @@ class BoundedKad(KadDHT):
         self._inbound_limiter = trio.CapacityLimiter(MAX_INBOUND_STREAMS)
         self._inbound: dict[PeerId, int] = {}
         self._book = host.book
+        self.is_open = True
+
+    def forget_expired(self) -> None:
+        """Drop what others have not renewed in time."""
+        self.provider_store.cleanup_expired()
+        self.value_store.cleanup_expired()
 
     async def serve(self, stream: Stream) -> None:
         """Answer the requests on one stream, as a handler of our host."""
         peer = stream.peer
-        if self._inbound.get(peer, 0) >= MAX_INBOUND_STREAMS_PER_PEER:
+        if not self.is_open or self._inbound.get(peer, 0) >= MAX_INBOUND_STREAMS_PER_PEER:
             await stream.reset()
             return
         self._inbound[peer] = self._inbound.get(peer, 0) + 1

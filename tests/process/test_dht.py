@@ -141,7 +141,7 @@ async def test_a_newer_record_replaces_the_older_everywhere() -> None:
         author, *others = peers
         await author.directory.put(record(author.peer_id, 1))
         assert await others[0].directory.get(author.peer_id) == record(author.peer_id, 1)
-        author.directory._record.shown_at = None  # no pause between two puts
+        author.directory._record_put_at = None  # no pause between two puts
         await author.directory.put(record(author.peer_id, 2))
         for other in others:
             assert await other.directory.get(author.peer_id) == record(author.peer_id, 2)
