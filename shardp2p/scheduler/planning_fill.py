@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ROUNDING = 1e-9
 """Relative; sums of the same seconds in another order differ by less."""
@@ -38,6 +38,16 @@ class Candidates:
             for capacity, layer_s in zip(self.capacities, self.layer_s, strict=True):
                 steps.update(count * layer_s for count in range(1, min(capacity, self.layers) + 1))
         object.__setattr__(self, "bottlenecks", sorted(steps))
+
+    def paced(self, limit_s: float) -> Candidates:
+        """The same machines with room for what they compute within `limit_s`, and one chunk in flight."""
+        if limit_s == math.inf:
+            return replace(self, in_flight=1)
+        rooms = [
+            min(capacity, int(min(limit_s / layer_s, self.layers) + ROUNDING))
+            for capacity, layer_s in zip(self.capacities, self.layer_s, strict=True)
+        ]
+        return replace(self, in_flight=1, capacities=rooms)
 
     def hops_s(self, tour: Sequence[int]) -> float:
         """The delay once around `tour`."""

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from shardp2p.scheduler.planning_fill import ROUNDING, Candidates
+from shardp2p.scheduler.planning_fill import Candidates
 
 
-def grow(
-    candidates: Candidates, tour: list[int], limit_s: float = math.inf, banned: Collection[int] = ()
-) -> list[int] | None:
-    """`tour` with machines added until they hold the model, no stage slower than `limit_s`; None if they never do.
+def grow(candidates: Candidates, tour: list[int], banned: Collection[int] = ()) -> list[int] | None:
+    """`tour` with machines added until they hold the model; None if they never do.
 
     `banned` machines are not added.
     """
-    capacities, times, delays = candidates.capacities, candidates.layer_s, candidates.delays
-    room = [_room(capacity, layer_s, limit_s) for capacity, layer_s in zip(capacities, times, strict=True)]
+    room, times, delays = candidates.capacities, candidates.layer_s, candidates.delays
     missing = candidates.layers - sum(room[node] for node in tour if node != candidates.depot)
     following = dict(zip(tour, (*tour[1:], tour[0]), strict=True))
     outside = {
         node: _cheapest(candidates, following, node)
-        for node in range(len(capacities))
+        for node in range(len(room))
         if node not in following and node not in banned and room[node] > 0
     }
     while missing > 0 and outside:
@@ -45,10 +42,6 @@ def grow(
             if left_s < added_s or right_s < added_s:
                 outside[node] = (left_s, before) if left_s <= right_s else (right_s, best)
     return None if missing > 0 else _walk(following, tour[0])
-
-
-def _room(capacity: int, layer_s: float, limit_s: float) -> int:
-    return capacity if limit_s == math.inf else min(capacity, int(limit_s / layer_s + ROUNDING))
 
 
 def _cheapest(candidates: Candidates, following: dict[int, int], node: int) -> tuple[float, int]:

@@ -24,41 +24,68 @@ EXACT_ORDER = 8
 IMPROVED = 6
 """Of the grown rings, how many are improved: the best ones differ little after that."""
 
+PACES = 9
+"""Limits on the slowest stage that are tried for a full pipeline, and the factor between them at which to stop."""
+
+PACE_STEP = 1.004
+
 KICK_STEPS = 400_000
 """Moves looked at while a good ring is shaken, so that long rings among many candidates take no longer than others."""
 
 
 def search(candidates: Candidates, starts: Sequence[int], *, thorough: bool = True) -> Found | None:
-    """The best ring found from rings grown at each of `starts`; None when none of them holds the model."""
-    grown: dict[tuple[int, ...], Found] = {}
-    for start in starts:
-        for limit_s in limits(candidates):
-            tour = grow(candidates, [start] if candidates.depot is None else [candidates.depot, start], limit_s)
-            if tour is not None:
-                members = candidates.members(tour)
-                if tuple(members) not in grown:
-                    grown[tuple(members)] = (candidates.chunk_s(members, candidates.hops_s(tour)), tour)
-    best_first = sorted(grown.values(), key=lambda found: found[0])
-    improved = [improve(candidates, found) for found in best_first[: IMPROVED if thorough else 1]]
-    if not improved:
+    """The best ring found from rings grown at each of `starts`; None when none of them holds the model.
+
+    For a full pipeline, the shortest laps under a falling limit on the slowest stage: a lap has a slope to follow where
+    the slower of two things is flat. The limit is halved in between (in logarithms) until it meets the lap's share.
+    """
+    if candidates.in_flight == 1:
+        return _search_lap(candidates, starts, thorough)
+    low_s, high_s, pace_s = least_pace_s(candidates), math.inf, math.inf
+    best: Found | None = None
+    for _ in range(PACES):
+        found = _search_lap(candidates.paced(pace_s), starts, thorough)
+        if found is None:
+            low_s = pace_s
+        else:
+            chunk_s = candidates.chunk_s(candidates.members(found[1]), candidates.hops_s(found[1]))
+            if best is None or chunk_s < best[0]:
+                best = chunk_s, found[1]
+            low_s, high_s = (low_s, min(chunk_s, high_s)) if chunk_s <= pace_s else (pace_s, min(chunk_s, high_s))
+        if not low_s * PACE_STEP < high_s < math.inf:
+            break
+        pace_s = math.sqrt(low_s * high_s)
+    if best is None:
         return None
-    best = min(improved, key=lambda found: found[0])
+    best = improve(candidates, best)
     return shake(candidates, best) if thorough else best
 
 
-def limits(candidates: Candidates) -> tuple[float, ...]:
-    """Bounds on the slowest stage to grow rings under: the least at which the model fits at all, and above."""
-    if candidates.in_flight == 1:
-        return (math.inf,)
+def _search_lap(candidates: Candidates, starts: Sequence[int], thorough: bool) -> Found | None:
+    grown: dict[tuple[int, ...], Found] = {}
+    for start in starts:
+        tour = grow(candidates, [start] if candidates.depot is None else [candidates.depot, start])
+        members = () if tour is None else tuple(candidates.members(tour))
+        if tour is not None and members not in grown:
+            chunk_s = candidates.chunk_s(members, candidates.hops_s(tour))
+            if chunk_s < math.inf:
+                grown[members] = chunk_s, tour
+    best_first = sorted(grown.values(), key=lambda found: found[0])
+    improved = [improve(candidates, found) for found in best_first[: IMPROVED if thorough else 1]]
+    best = min(improved, key=lambda found: found[0], default=None)
+    return shake(candidates, best) if thorough and best is not None else best
+
+
+def least_pace_s(candidates: Candidates) -> float:
+    """The least limit on the slowest stage under which the model fits all machines together."""
     low, high = 0.0, max(candidates.layer_s) * candidates.layers
     for _ in range(20):
         middle = (low + high) / 2
-        room = sum(
-            min(capacity, int(middle / layer_s))
-            for capacity, layer_s in zip(candidates.capacities, candidates.layer_s, strict=True)
-        )
-        low, high = (low, middle) if room >= candidates.layers else (middle, high)
-    return (high * 1.3, high * 2, high * 3.5, high * 7, math.inf)
+        if sum(candidates.paced(middle).capacities) < candidates.layers:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def improve(candidates: Candidates, found: Found) -> Found:
@@ -198,7 +225,7 @@ def _regrown(candidates: Candidates, found: Found) -> Iterator[Found]:
         turned = tour if is_pinned else tour[start - 1 :] + tour[: start - 1]
         cut = turned[start : start + length] if is_pinned else turned[1 : 1 + length]
         kept = [node for node in turned if node not in cut]
-        for limit_s in (chunk_s, math.inf) if candidates.in_flight > 1 else (math.inf,):
-            regrown = grow(candidates, kept, limit_s, banned=cut) if kept else None
-            if regrown is not None:
-                yield candidates.chunk_s(candidates.members(regrown), candidates.hops_s(regrown)), regrown
+        paced = candidates.paced(chunk_s) if candidates.in_flight > 1 else candidates
+        regrown = grow(paced, kept, banned=cut) if kept else None
+        if regrown is not None:
+            yield candidates.chunk_s(candidates.members(regrown), candidates.hops_s(regrown)), regrown

@@ -55,10 +55,7 @@ def lower_bound_s(candidates: Candidates, known_s: float) -> float:
     bound_s, low_s, high_s = 0.0, 0.0, known_s
     pace_s = known_s * (1 - ROUNDING)
     for _ in range(REFINEMENTS):
-        rooms = [
-            min(capacity, int(pace_s / layer_s + ROUNDING))
-            for capacity, layer_s in zip(candidates.capacities, candidates.layer_s, strict=True)
-        ]
+        rooms = candidates.paced(pace_s).capacities
         share_s = _least_lap_s(_only(candidates, rooms), pace_s * in_flight) / in_flight
         bound_s = max(bound_s, min(pace_s, share_s))
         low_s, high_s = (pace_s, high_s) if share_s >= pace_s * (1 - ROUNDING) else (low_s, pace_s)
