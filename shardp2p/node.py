@@ -10,19 +10,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 import trio
 
 from shardp2p.coordinator.commands import Limits, Proposer
-from shardp2p.coordinator.driver import GenerationStream, open_generation
+from shardp2p.coordinator.driver import open_generation
 from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.coordinator.remote import open_remote_generation
+from shardp2p.coordinator.remote_service import GenerateService
 from shardp2p.coordinator.request import GenerationRequest
-from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
+from shardp2p.coordinator.stream import GenerationStream
+from shardp2p.errors import ConfigError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.host import Host, open_host
 from shardp2p.identity.keys import Identity
+from shardp2p.runtime.draft import make_proposer
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import Member
 from shardp2p.stage.holding import CacheBudget, HeldBlock, Holding
@@ -30,8 +34,9 @@ from shardp2p.stage.service import StageService
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
+from shardp2p.wire.driving import DraftKind
 from shardp2p.wire.messages import Describe, Hello, MemberInfo, Message
-from shardp2p.wire.protocols import CONTROL, RING, SWARM
+from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
 from shardp2p.wire.stream import Stream
 
 if TYPE_CHECKING:
@@ -68,6 +73,7 @@ class Node:
         self._held: list[HeldModel] = []
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
+        self._driving = GenerateService(host, self._verdicts, make_proposer)
 
     @property
     def peer_id(self) -> PeerId:
@@ -108,6 +114,7 @@ class Node:
         self._held.append(held)
         self._stage.hold(served)
         self._host.serve(CONTROL, self._stage.serve_control)
+        self._host.serve(GENERATE, self._driving.serve)
         return held
 
     async def release(self, held: HeldModel) -> None:
@@ -168,11 +175,23 @@ class Node:
         plan: Plan,
         request: GenerationRequest,
         *,
+        driver: Literal["first", "local"] = "local",
+        draft: DraftKind = "none",
         proposer: Proposer | None = None,
         limits: Limits | None = None,
     ) -> AbstractAsyncContextManager[GenerationStream]:
-        """A generation over the ring of `plan`; see coordinator.driver.open_generation."""
-        return open_generation(self._host, self._verdicts, plan, request, proposer=proposer, limits=limits)
+        """A generation over the ring of `plan`; see coordinator.driver.open_generation.
+
+        `driver` says where it is driven: "first" by the peer of the first stage, so that a lap has no hop to us and
+        back; "local" here, so that nobody but the stages sees the tokens. `draft` is who proposes; where it is driven
+        here, a `proposer` of one's own may.
+        """
+        if driver == "local" or plan.stages[0].peer_id == self.peer_id:
+            own = proposer or make_proposer(draft)
+            return open_generation(self._host, self._verdicts, plan, request, proposer=own, limits=limits)
+        if proposer is not None:
+            raise LocalProtocolError("a proposer of one's own proposes only where the generation is driven here")
+        return open_remote_generation(self._host, plan, request, draft=draft, limits=limits)
 
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> MemberInfo:
         try:

@@ -22,7 +22,7 @@ from shardp2p.weights.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
     from shardp2p.coordinator.commands import FinishReason, Limits, Proposer
-    from shardp2p.coordinator.driver import GenerationStream
+    from shardp2p.coordinator.stream import GenerationStream
     from shardp2p.node import Node
     from shardp2p.runtime.tokenizer import TextStream, Tokenizer
     from shardp2p.scheduler.plan import Plan

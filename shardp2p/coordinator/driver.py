@@ -19,6 +19,7 @@ from shardp2p.coordinator.generation import Generation
 from shardp2p.coordinator.inbound import VerdictInbox
 from shardp2p.coordinator.outbox import ControlOutbox
 from shardp2p.coordinator.request import GenerationRequest, Lap, Result, fit_limits
+from shardp2p.coordinator.stream import GenerationStream, running
 from shardp2p.errors import (
     PeerUnavailableError,
     RemoteProtocolError,
@@ -50,28 +51,6 @@ CLOSE_S = 2.0
 """How long the stages may take to answer Close; the answer is complete without it."""
 
 
-class GenerationStream:
-    """The tokens of a generation, in the batches in which they are committed: iterate over it.
-
-    The iteration raises what `open_generation` says, after the tokens that came before.
-    """
-
-    def __init__(self, driver: _Driver) -> None:
-        self._driver = driver
-        self.result = driver.result
-
-    def __aiter__(self) -> GenerationStream:
-        return self
-
-    async def __anext__(self) -> tuple[Token, ...]:
-        try:
-            return await self._driver.tokens.receive()
-        except trio.EndOfChannel:
-            if self._driver.failure is not None:
-                raise self._driver.failure from None
-            raise StopAsyncIteration from None
-
-
 @asynccontextmanager
 async def open_generation(
     network: Network,
@@ -89,19 +68,8 @@ async def open_generation(
     that went away, RemoteProtocolError for one that misbehaves.
     """
     limits = fit_limits(request, plan, limits or Limits(), proposer)
-    driver = _Driver(network, verdicts, plan, request, proposer, limits)
-    failure: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(driver.run)
-            yield GenerationStream(driver)
-            if driver.result.finish is None:
-                nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        # The nursery wraps whatever the body of the context raises; its own except clauses are to see it bare.
-        failure = group.exceptions[0] if len(group.exceptions) == 1 else group
-    if failure is not None:
-        raise failure
+    async with running(_Driver(network, verdicts, plan, request, proposer, limits)) as stream:
+        yield stream
 
 
 def _named(error: ShardError, plan: Plan) -> ShardError:
@@ -117,7 +85,7 @@ def _named(error: ShardError, plan: Plan) -> ShardError:
 
 
 class _Driver:
-    """One generation's tasks. `run` is to be started once."""
+    """One generation's tasks; implements `coordinator.stream.Source`. `run` is to be started once."""
 
     def __init__(
         self,
@@ -156,9 +124,16 @@ class _Driver:
 
     async def run(self) -> None:
         """Generate to the end, close the stages, and fill in the result or the failure."""
+        budget_s = inf if self._request.budget_s is None else self._request.budget_s
         try:
-            async with AsyncExitStack() as stack:
-                await self._drive(stack)
+            with trio.move_on_after(budget_s) as allowed:
+                async with AsyncExitStack() as stack:
+                    await self._drive(stack)
+            if allowed.cancelled_caught and self.result.finish is None:
+                raise PeerUnavailableError(
+                    f"the answer is not complete after the {budget_s:.1f} s that it may take; allow more time, or ask "
+                    "for fewer tokens"
+                )
         except* ShardError as group:
             self.failure = _named(first_of(group), self._plan)
             log.info("generation_failed", session=self._session, status=self.failure.wire_status)

@@ -17,13 +17,17 @@ SPARE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known)."""
+    """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known).
+
+    `budget_s` is how long it may take from now on; None: as long as something comes around the ring.
+    """
 
     prompt_tokens: tuple[Token, ...]
     max_tokens: int
     stop_tokens: frozenset[Token] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     vocab_size: int = 0
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

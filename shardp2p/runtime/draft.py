@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import Branch, Token
+from shardp2p.wire.driving import DraftKind
 
 SCANNED_OCCURRENCES = 64
 """How many of the latest occurrences of an n-gram are looked at, so that a frequent one costs no more."""
@@ -27,6 +28,11 @@ class NoDraft:
 
     def propose(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         return ()
+
+
+def make_proposer(kind: DraftKind) -> PromptLookup | None:
+    """A fresh proposer of that kind; None where nobody is to propose."""
+    return PromptLookup() if kind == "lookup" else None
 
 
 class PromptLookup:

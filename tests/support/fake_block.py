@@ -51,6 +51,10 @@ class FakeBlock:
         self.is_last = layers.stop == MODEL_LAYERS
         self.hidden_size = 1
         self.vocab_size = VOCABULARY
+        self.model_layers = MODEL_LAYERS
+        self.context_tokens = 1_000
+        self.layer_bytes = 1
+        self.layer_row_bytes = (8,) * len(layers)
         self.dtype = torch.float32
         self.device = torch.device("cpu")
 

@@ -1,0 +1,131 @@
+"""A generation that the peer of the ring's first layers drives, as its client sees it. Protocol: generate/1.
+
+A lap then has no hop to the client and back; the tokens come as they are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from shardp2p.coordinator.commands import Finish, Limits
+from shardp2p.coordinator.driver import LAP_S, LAP_TOKEN_S, OPEN_S
+from shardp2p.coordinator.remote_request import to_message
+from shardp2p.coordinator.request import GenerationRequest, Lap, Result, fit_limits
+from shardp2p.coordinator.stream import GenerationStream, running
+from shardp2p.errors import PeerUnavailableError, RemoteProtocolError, ShardError, blaming, error_from_wire
+from shardp2p.scheduler.plan import Plan
+from shardp2p.vocabulary import Token
+from shardp2p.wire.channel import MessageChannel, open_channel
+from shardp2p.wire.driving import Batch, DraftKind, Finished, Generate
+from shardp2p.wire.messages import Failure, Message
+from shardp2p.wire.protocols import GENERATE
+from shardp2p.wire.stream import Network
+
+log = structlog.get_logger()
+
+UNREAD_BATCHES: Final = 64
+"""What may wait here for a slow reader; behind that, the stream's own window holds up the driver's sending."""
+
+
+@asynccontextmanager
+async def open_remote_generation(
+    network: Network,
+    plan: Plan,
+    request: GenerationRequest,
+    *,
+    draft: DraftKind = "none",
+    limits: Limits | None = None,
+) -> AsyncIterator[GenerationStream]:
+    """A generation over the ring of `plan`, driven by the peer of its first stage, as long as the context.
+
+    As `coordinator.driver.open_generation` in all that its reader sees. Leaving early ends the work on every peer.
+    """
+    limits = limits or Limits()
+    fit_limits(request, plan, limits, None)
+    async with running(_RemoteDriver(network, plan, request, to_message(plan, request, limits, draft))) as stream:
+        yield stream
+
+
+class _RemoteDriver:
+    """Implements `coordinator.stream.Source`."""
+
+    def __init__(self, network: Network, plan: Plan, request: GenerationRequest, message: Generate) -> None:
+        self._network = network
+        self._plan = plan
+        self._message = message
+        self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](UNREAD_BATCHES)
+        self._count = 0
+        self._max_tokens = request.max_tokens
+        # Longer than the driver itself waits for its ring, so that it is the one that says who hangs.
+        self._patience_s = OPEN_S + 2 * LAP_S + LAP_TOKEN_S * len(request.prompt_tokens)
+        self.result = Result()
+        self.failure: ShardError | None = None
+
+    async def run(self) -> None:
+        """Have the generation driven, and fill in the result or the failure."""
+        first = self._plan.stages[0]
+        try:
+            with blaming(first.peer_id):
+                stream = await self._network.open_stream(first.peer_id, GENERATE, first.addresses)
+                async with open_channel(stream, GENERATE) as channel:
+                    await channel.send(self._message)
+                    await self._read(channel)
+        except PeerUnavailableError as error:
+            self.failure = error if isinstance(error, _ReportedError) else self._lost(error)
+        except ShardError as error:
+            self.failure = error
+        finally:
+            self._tokens_send.close()
+
+    async def _read(self, channel: MessageChannel) -> None:
+        started = trio.current_time()
+        while not isinstance(message := await self._receive(channel), Finished):
+            if isinstance(message, Failure):
+                raise self._reported(message)
+            if not isinstance(message, Batch):
+                raise RemoteProtocolError(f"{channel.peer} sent {type(message).__name__} as the answer")
+            if self.result.ttft_s is None:
+                self.result.ttft_s = trio.current_time() - started
+            self._count += len(message.tokens)
+            if self._count > self._max_tokens:
+                raise RemoteProtocolError(f"{channel.peer} sent more than the {self._max_tokens} tokens asked for")
+            await self._tokens_send.send(message.tokens)
+        if message.tokens != self._count:
+            raise RemoteProtocolError(f"{channel.peer} sent {self._count} tokens and says {message.tokens}")
+        self.result.total_s = trio.current_time() - started
+        self.result.laps.extend(Lap(lap.tokens, lap.lap_s, lap.compute_s) for lap in message.by_lap)
+        self.result.finish = Finish(message.reason, message.tokens, message.laps)
+
+    async def _receive(self, channel: MessageChannel) -> Message:
+        try:
+            with trio.fail_after(self._patience_s):
+                return await channel.receive()
+        except trio.TooSlowError:
+            raise PeerUnavailableError(f"nothing came from it for {self._patience_s:.0f} s") from None
+
+    def _lost(self, error: PeerUnavailableError) -> PeerUnavailableError:
+        driver = self._plan.stages[0].peer_id
+        return PeerUnavailableError(
+            f"{self._plan.describe(driver)}, which drives the request, went away: {error}; start that peer again, or "
+            "choose others, and repeat the request",
+            driver,
+        )
+
+    def _reported(self, failure: Failure) -> ShardError:
+        """The error that the driver reports; it names the stage to blame itself, or else declines the request."""
+        driver = self._plan.stages[0].peer_id
+        if any(failure.peer_id == stage.peer_id for stage in self._plan.stages):
+            error = error_from_wire(failure.status, failure.message, failure.peer_id)
+        else:
+            text = f"{self._plan.describe(driver)}, which drives the request: {failure.message}"
+            error = error_from_wire(failure.status, text, driver)
+        return _ReportedError(str(error), error.peer) if isinstance(error, PeerUnavailableError) else error
+
+
+class _ReportedError(PeerUnavailableError):
+    """The loss of a peer that the driver tells of, in contrast to the driver's own."""
