@@ -7,7 +7,8 @@ views. docs/architecture.md, decision 2 (one token tree).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shardp2p.errors import LocalProtocolError
+from shardp2p.runtime.arena import CacheArena, Piece
 from shardp2p.runtime.masks import Ancestry, RowBatch
 
 __all__ = ["LayerShape", "RowBatch", "RowCache"]
@@ -38,7 +40,10 @@ class LayerShape:
 
 
 class RowCache:
-    """Rows [0, rows) of at most `capacity_rows`; every row knows its parent and position."""
+    """Rows [0, rows) of at most `capacity_rows`; every row knows its parent and position.
+
+    With an `arena` the memory is a part of what that has reserved, and goes back to it with `close`, or with the cache.
+    """
 
     def __init__(
         self,
@@ -47,13 +52,30 @@ class RowCache:
         dtype: torch.dtype,
         device: torch.device,
         first_layer: int,
+        arena: CacheArena | None = None,
     ) -> None:
         if capacity_rows < 1:
             raise LocalProtocolError(f"a cache of {capacity_rows} rows")
         self.capacity_rows = capacity_rows
         self.bytes = capacity_rows * sum(shape.row_bytes(dtype) for shape in shapes)
         self.ancestry = Ancestry(capacity_rows)
-        self.tensors = LayerTensors(shapes, capacity_rows, dtype, device, first_layer)
+        pieces: list[Piece] = []
+        # Before anything is taken: what a cache got that then fails must go back too.
+        self._give_back = None if arena is None else weakref.finalize(self, arena.give_back, pieces)
+
+        def take(shape: tuple[int, ...]) -> Tensor:
+            if arena is not None and (taken := arena.take(shape, dtype)) is not None:
+                pieces.append(taken[1])
+                return taken[0]
+            # Writing every element makes the system hand out the memory now, not in the middle of an answer.
+            return torch.empty(shape, dtype=dtype, device=device).zero_()
+
+        self.tensors = LayerTensors(shapes, capacity_rows, take, first_layer)
+
+    def close(self) -> None:
+        """Gives back what came from an arena; the cache must not be used afterwards. May be called twice."""
+        if self._give_back is not None:
+            self._give_back()
 
     @property
     def rows(self) -> int:
@@ -100,11 +122,14 @@ class LayerTensors:
     is_compileable = False
 
     def __init__(
-        self, shapes: Sequence[LayerShape], capacity: int, dtype: torch.dtype, device: torch.device, first_layer: int
+        self,
+        shapes: Sequence[LayerShape],
+        capacity: int,
+        take: Callable[[tuple[int, ...]], Tensor],
+        first_layer: int,
     ) -> None:
         def rows(shape: tuple[int, ...]) -> Tensor:
-            # Writing every element makes the system hand out the memory now, not in the middle of an answer.
-            return torch.empty((1, *shape[:-1], capacity, shape[-1]), dtype=dtype, device=device).zero_()
+            return take((1, *shape[:-1], capacity, shape[-1]))
 
         self._keys = [rows(shape.key) for shape in shapes]
         self._values = [rows(shape.value) for shape in shapes]
