@@ -1,0 +1,162 @@
+"""What is under way between us and one neighbour: what it should hear, what it asked for, what we ask of it. Pure.
+
+Nothing here holds news itself, only their names, so a neighbour that is slow to read costs a bounded memory and gets
+the newest state when it reads again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from shardp2p.swarm.strikes import TokenBucket
+from shardp2p.swarm.view import MAX_PEERS
+from shardp2p.vocabulary import PeerId
+from shardp2p.wire.codec_gossip import MAX_HEARTBEATS, MAX_OFFERS, MAX_RECORDS, MAX_VALUES, MAX_WANTS
+from shardp2p.wire.news import Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
+
+URGENT_S: Final = 0.05
+"""How long a record or a want waits for company."""
+CALM_S: Final = 1.0
+"""How long a heartbeat waits: most of the messages of a swarm in which nothing happens."""
+RETRY_S: Final = 1.0
+"""When to look again for something to ask of this neighbour."""
+PACKED_BYTES: Final = 32 * 1024
+"""Records, and again values, in one message: a few milliseconds of checking signatures."""
+MAX_ASKED: Final = 64
+"""Records that one neighbour may owe us at a time."""
+ANSWER_S: Final = 10.0
+"""After so long another neighbour is asked."""
+LATE_S: Final = 60.0
+"""Until then an answer is late but welcome."""
+
+MESSAGES_S, MESSAGES_AT_ONCE = 25.0, 200.0
+BYTES_S, BYTES_AT_ONCE = 64.0 * 1024, 4.0 * 1024 * 1024
+"""What a neighbour may send unasked: the heartbeats of the largest view several times at once, then a steady stream."""
+WANTS_S, WANTS_AT_ONCE = 64.0, 2.0 * MAX_PEERS
+"""What it may have us send: the largest view twice, as after a reconnection, then a trickle."""
+
+K = TypeVar("K")
+N = TypeVar("N", RecordNews, ValueNews)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """When something was asked of a neighbour, and the sequence that the neighbour claimed to have."""
+
+    at: float
+    sequence: int = 0
+
+
+class Shelf(Protocol):
+    """Where the news that are named here lie."""
+
+    def heartbeat_of(self, short: ShortId, now: float) -> Heartbeat | None: ...
+    def news_of(self, short: ShortId, now: float) -> RecordNews | None: ...
+    def value_of(self, value: ValueId) -> ValueNews | None: ...
+
+
+class Allowance:
+    """What one peer may send and cause, over all its streams."""
+
+    def __init__(self, now: float) -> None:
+        self._messages = TokenBucket(MESSAGES_S, MESSAGES_AT_ONCE, now)
+        self._bytes = TokenBucket(BYTES_S, BYTES_AT_ONCE, now)
+        self._wants = TokenBucket(WANTS_S, WANTS_AT_ONCE, now)
+
+    def spend(self, news: News, now: float) -> bool:
+        """Whether the peer may send this message now."""
+        unasked = 34 * len(news.heartbeats) + 17 * len(news.offers)
+        wants = len(news.record_wants) + len(news.value_wants)
+        return self._messages.spend(1, now) and self._bytes.spend(unasked, now) and self._wants.spend(wants, now)
+
+
+class Queue(Generic[K]):
+    """Names in order of arrival, each once."""
+
+    def __init__(self) -> None:
+        self._names: dict[K, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: K) -> None:
+        """Append `name` unless it is there."""
+        self._names.setdefault(name)
+
+    def discard(self, name: K) -> None:
+        """Remove `name` if it is there."""
+        self._names.pop(name, None)
+
+    def take(self, most: int) -> list[K]:
+        """Remove and return the first `most`."""
+        taken = [name for name, _ in zip(self._names, range(most), strict=False)]
+        for name in taken:
+            del self._names[name]
+        return taken
+
+
+class Exchange:
+    """One neighbour. Its queues are bounded by the view and by the neighbour's allowance."""
+
+    def __init__(self, peer: PeerId, short: ShortId, allowance: Allowance) -> None:
+        self.peer = peer
+        self.short = short
+        self.allowance = allowance
+        self.heartbeats: Queue[ShortId] = Queue()
+        self.records: Queue[ShortId] = Queue()
+        self.offers: Queue[ValueId] = Queue()
+        self.values: Queue[ValueId] = Queue()
+        self.offered: Queue[ValueId] = Queue()
+        self.asked_values: dict[ValueId, Asked] = {}
+        self.has_newer: dict[ShortId, int] = {}
+        self.asked: dict[ShortId, Asked] = {}
+        self.disputed: set[ShortId] = set()
+        self.due_at = math.inf
+
+    def hurry(self, at: float) -> None:
+        """There is something to send not later than `at`."""
+        self.due_at = min(self.due_at, at)
+
+    def take(self, shelf: Shelf, asks: Callable[[Exchange, float], tuple[ShortId, ...]], now: float) -> News:
+        """What to send now; `asks` picks the records to ask for. Sets `due_at` for what is left."""
+        self.due_at = math.inf
+        records = self._packed(self.records, MAX_RECORDS, lambda short: shelf.news_of(short, now))
+        for record in records:
+            self.heartbeats.discard(record.heartbeat.short)
+        values = self._packed(self.values, MAX_VALUES, shelf.value_of)
+        heard = (shelf.heartbeat_of(short, now) for short in self.heartbeats.take(MAX_HEARTBEATS))
+        value_wants = tuple(self.offered.take(min(MAX_WANTS, MAX_ASKED - min(MAX_ASKED, len(self.asked_values)))))
+        self.asked_values.update(dict.fromkeys(value_wants, Asked(now)))
+        news = News(
+            heartbeats=tuple(heartbeat for heartbeat in heard if heartbeat is not None),
+            records=tuple(records),
+            record_wants=asks(self, now),
+            offers=tuple(self.offers.take(MAX_OFFERS)),
+            value_wants=value_wants,
+            values=tuple(values),
+        )
+        if len(self.records) or len(self.values) or len(self.heartbeats) or len(self.offers):
+            self.hurry(now)
+        if self.has_newer or len(self.offered):
+            self.hurry(now + RETRY_S)
+        return news
+
+    def forget_answers(self, now: float) -> Iterable[ShortId]:
+        """The records that are owed for so long that another neighbour should be asked."""
+        self.asked = {short: asked for short, asked in self.asked.items() if now - asked.at < LATE_S}
+        self.asked_values = {value: asked for value, asked in self.asked_values.items() if now - asked.at < LATE_S}
+        return [short for short, asked in self.asked.items() if now - asked.at >= ANSWER_S]
+
+    def _packed(self, queue: Queue[K], most: int, find: Callable[[K], N | None]) -> list[N]:
+        """The first of `queue` that fit into one message."""
+        found: list[N] = []
+        room = PACKED_BYTES
+        while len(queue) and len(found) < most and room > 0:
+            (name,) = queue.take(1)
+            if (item := find(name)) is not None:
+                found.append(item)
+                room -= len(item.sealed)
+        return found

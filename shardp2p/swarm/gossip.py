@@ -1,0 +1,282 @@
+"""The epidemic: what one peer takes from its neighbours and passes on to them. Pure; docs/protocols/gossip.md.
+
+Heartbeats are pushed, and name the sequence of their record; whoever lacks that record asks for it. So a change costs
+each peer one copy of the record and a few heartbeats, and a newcomer that hears every heartbeat fetches the whole view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from shardp2p.errors import IntegrityError, OverloadedError, RemoteProtocolError
+from shardp2p.swarm.asking import Asking
+from shardp2p.swarm.exchange import CALM_S, URGENT_S, Allowance, Exchange
+from shardp2p.swarm.publisher import Publisher
+from shardp2p.swarm.sealed_records import open_record, payload_of, short_id, short_of
+from shardp2p.swarm.shared_values import SharedValues, Validator, value_id
+from shardp2p.swarm.strikes import BREACH, FORGERY, NUISANCE, Strikes
+from shardp2p.swarm.view import MAX_PEERS, OpenRecord, View
+from shardp2p.swarm.view_events import ViewEvent
+from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.wire.news import Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
+
+MAX_ALLOWANCES: Final = 1024
+"""Peers whose allowance outlives their stream, so that a new stream brings no new one."""
+
+FORGED: Final = "passed on a heartbeat that nobody can have made"
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A neighbour broke the rules."""
+
+    peer: PeerId
+    reason: str
+    is_banned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValueAdded:
+    """A value of another kind that is new to us."""
+
+    kind: int
+    sealed: bytes
+
+
+GossipEvent = ViewEvent | Struck | ValueAdded
+
+
+class Gossip:
+    """One peer's part. Driven by `connect`, `receive`, `take`, `disconnect` for each neighbour, and `tick`."""
+
+    def __init__(
+        self,
+        own: Publisher,
+        swarm: SwarmId,
+        *,
+        validators: Mapping[int, Validator] | None = None,
+        strikes: Strikes | None = None,
+        opener: OpenRecord = open_record,
+        max_peers: int = MAX_PEERS,
+    ) -> None:
+        self.own = own
+        self.view = View(swarm, max_peers=max_peers, opener=opener)
+        self.values = SharedValues(validators or {})
+        self.strikes = strikes or Strikes()
+        self._swarm = swarm
+        self._open = opener
+        self._neighbours: dict[PeerId, Exchange] = {}
+        self._allowances: dict[PeerId, Allowance] = {}
+        self._asking = Asking(self._sequence_of)
+        self._events: list[GossipEvent] = []
+
+    @property
+    def neighbours(self) -> tuple[PeerId, ...]:
+        """With whom we exchange news."""
+        return tuple(self._neighbours)
+
+    def connect(self, peer: PeerId, now: float) -> None:
+        """`peer` is a neighbour from now on, and is to hear all that we know. Raises ConfigError for no peer id."""
+        self.disconnect(peer)
+        allowance = self._allowances.pop(peer, None) or Allowance(now)
+        self._allowances[peer] = allowance
+        while len(self._allowances) > MAX_ALLOWANCES:
+            del self._allowances[next(iter(self._allowances))]
+        exchange = self._neighbours[peer] = Exchange(peer, short_id(peer), allowance)
+        if self.own.record is not None:
+            exchange.records.add(self.own.short)
+        for short in self.view.shorts():
+            exchange.heartbeats.add(short)
+        for value in self.values.ids():
+            exchange.offers.add(value)
+        exchange.hurry(now)
+
+    def disconnect(self, peer: PeerId) -> None:
+        """`peer` is a neighbour no more; what it owes us is asked of others."""
+        exchange = self._neighbours.pop(peer, None)
+        if exchange is not None:
+            self._asking.release(exchange, exchange.asked)
+
+    def due_at(self, peer: PeerId) -> float:
+        """When there is something to send to `peer`; infinite while there is nothing."""
+        return self._neighbours[peer].due_at
+
+    def take(self, peer: PeerId, now: float) -> News:
+        """What to send to `peer` now; maybe nothing."""
+        return self._neighbours[peer].take(self, self._asking.asks, now)
+
+    def tick(self, now: float, unix_s: float) -> list[GossipEvent]:
+        """Let time pass: our own heartbeat, the silent, the answers that do not come."""
+        before = self.own.record
+        if self.own.tick(now, unix_s, len(self.view) + 1):
+            for exchange in self._neighbours.values():
+                if self.own.record is before:
+                    exchange.heartbeats.add(self.own.short)
+                    exchange.hurry(now + CALM_S / 2)
+                else:
+                    exchange.records.add(self.own.short)
+                    exchange.hurry(now)
+        self._events += self.view.expire(now)
+        for exchange in self._neighbours.values():
+            self._asking.release(exchange, exchange.forget_answers(now))
+        return self._taken_events()
+
+    def share(self, news: ValueNews, now: float) -> list[GossipEvent]:
+        """Give everybody a value of ours. Raises what its validator raises."""
+        self._add_value(news, None, now)
+        return self._taken_events()
+
+    def shut_out(self, peer: PeerId, now: float) -> list[GossipEvent]:
+        """Never believe `peer` again nor pass on its news."""
+        if (event := self.view.shut_out(peer)) is not None:
+            self._events.append(event)
+        return self._taken_events()
+
+    def receive(self, peer: PeerId, news: News, now: float) -> list[GossipEvent]:
+        """Take in what a neighbour sent. Its offences become strikes."""
+        exchange = self._neighbours[peer]
+        if not exchange.allowance.spend(news, now):
+            self._strike(exchange, NUISANCE, "sends more than a neighbour may", now)
+            return self._taken_events()
+        for record in news.records:
+            with self._striking(exchange, now):
+                self._learn(exchange, record, now)
+        for heartbeat in news.heartbeats:
+            self._hear(exchange, heartbeat, now)
+        for short in news.record_wants:
+            exchange.records.add(short)
+        for offer in news.offers:
+            exchange.offers.discard(offer)
+            if self.values.lacks(offer):
+                exchange.offered.add(offer)
+        for wanted in news.value_wants:
+            exchange.values.add(wanted)
+        if news.record_wants or news.value_wants or news.offers:
+            exchange.hurry(now)
+        for value in news.values:
+            with self._striking(exchange, now):
+                self._take_value(exchange, value, now)
+        return self._taken_events()
+
+    # What an Exchange needs of us.
+
+    def heartbeat_of(self, short: ShortId, now: float) -> Heartbeat | None:
+        """The newest heartbeat of a peer, ourselves included."""
+        return self.own.heartbeat(now) if short == self.own.short else self.view.heartbeat_of(short, now)
+
+    def news_of(self, short: ShortId, now: float) -> RecordNews | None:
+        """The newest record of a peer, ourselves included."""
+        return self.own.news(now) if short == self.own.short else self.view.news_of(short, now)
+
+    def value_of(self, value: ValueId) -> ValueNews | None:
+        """That value, if we have it."""
+        return self.values.get(value)
+
+    def _learn(self, exchange: Exchange, news: RecordNews, now: float) -> None:
+        short = short_of(news.sealed)
+        if short != news.heartbeat.short:
+            raise RemoteProtocolError("a record came with the heartbeat of another")
+        asked = self._asking.answered(exchange, short)
+        is_lie = asked is not None and short in exchange.disputed and asked.sequence == news.heartbeat.sequence
+        exchange.disputed.discard(short)
+        exchange.heartbeats.discard(short)
+        if asked is None and short != exchange.short:
+            self._strike(exchange, NUISANCE, "sends records that nobody asked for", now)
+            return
+        if asked is not None and news.heartbeat.sequence < asked.sequence:
+            raise RemoteProtocolError("a neighbour claimed a newer record than it has")
+        if short == self.own.short:
+            self._learn_of_ourselves(news, is_lie)
+            return
+        lesson = self.view.learn(news, now)
+        if lesson.event is not None:
+            self._events.append(lesson.event)
+        match lesson.verdict:
+            case "news":
+                self._spread(short, exchange, now + URGENT_S)
+            case "same" if is_lie:
+                raise IntegrityError(FORGED)
+            case "contradiction":
+                self._strike_about(news, now)
+
+    def _learn_of_ourselves(self, news: RecordNews, is_lie: bool) -> None:
+        """A record of ours that we did not make in this run: an earlier run did, and we must go beyond it."""
+        record = self._open(news.sealed, self._swarm)
+        if payload_of(news.sealed) != payload_of(self.own.sealed):
+            self.own.overtake(record.sequence)
+        elif is_lie:
+            raise IntegrityError(FORGED)
+
+    def _hear(self, exchange: Exchange, heartbeat: Heartbeat, now: float) -> None:
+        short = heartbeat.short
+        if short == self.own.short:
+            if (heartbeat.sequence, heartbeat.count) > self.own.version:
+                self._asking.dispute(exchange, short, heartbeat.sequence, now)
+            return
+        match self.view.hear(heartbeat, now):
+            case "news":
+                exchange.heartbeats.discard(short)
+                self._spread(short, exchange, now + CALM_S)
+            case "known":
+                exchange.heartbeats.discard(short)
+            case "old" if heartbeat.sequence < self.view.sequence_of(short):
+                exchange.heartbeats.add(short)
+                exchange.hurry(now + CALM_S)
+            case "wanted":
+                self._asking.want(exchange, short, heartbeat.sequence, now)
+            case "disputed":
+                self._asking.dispute(exchange, short, heartbeat.sequence, now)
+
+    def _take_value(self, exchange: Exchange, news: ValueNews, now: float) -> None:
+        if exchange.asked_values.pop(value_id(news), None) is None:
+            self._strike(exchange, NUISANCE, "sends values that nobody asked for", now)
+        else:
+            self._add_value(news, exchange, now)
+
+    def _add_value(self, news: ValueNews, source: Exchange | None, now: float) -> None:
+        value = self.values.add(news)
+        if value is None:
+            return
+        self._events.append(ValueAdded(news.kind, news.sealed))
+        for exchange in self._neighbours.values():
+            if exchange is not source:
+                exchange.offers.add(value)
+                exchange.hurry(now + URGENT_S)
+
+    def _spread(self, short: ShortId, source: Exchange, at: float) -> None:
+        for exchange in self._neighbours.values():
+            if exchange is not source:
+                exchange.heartbeats.add(short)
+                exchange.hurry(at)
+
+    def _sequence_of(self, short: ShortId) -> int:
+        return self.own.version[0] if short == self.own.short else self.view.sequence_of(short)
+
+    @contextmanager
+    def _striking(self, exchange: Exchange, now: float) -> Iterator[None]:
+        """Count what a neighbour should have checked itself against it."""
+        try:
+            yield
+        except IntegrityError as error:
+            self._strike(exchange, FORGERY, error.message, now)
+        except RemoteProtocolError as error:
+            self._strike(exchange, BREACH, error.message, now)
+        except OverloadedError:
+            pass
+
+    def _strike(self, exchange: Exchange, weight: float, reason: str, now: float) -> None:
+        is_banned = self.strikes.strike(exchange.peer, weight, now)
+        self._events.append(Struck(exchange.peer, reason, is_banned))
+
+    def _strike_about(self, news: RecordNews, now: float) -> None:
+        """Two records under one sequence: the fault of who signed them, not of who carried them."""
+        peer = self._open(news.sealed, self._swarm).peer_id
+        is_banned = self.strikes.strike(peer, FORGERY, now)
+        self._events.append(Struck(peer, "signed two records under one sequence", is_banned))
+
+    def _taken_events(self) -> list[GossipEvent]:
+        events, self._events = self._events, []
+        return events

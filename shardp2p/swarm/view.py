@@ -1,0 +1,227 @@
+"""The view: who is live, by what each peer signed itself. Pure.
+
+A peer lives while heartbeats of its newest record arrive. It is gone when none was sent for the lifetime that its
+record names, counted on our own clock, or when its record says that it left. What was seen once is never news again,
+so nobody can bring back the dead by repeating them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from shardp2p.errors import IntegrityError, RemoteProtocolError
+from shardp2p.swarm.heartbeats import is_link
+from shardp2p.swarm.sealed_records import open_record, payload_of, short_id
+from shardp2p.swarm.strikes import TokenBucket
+from shardp2p.swarm.view_events import Appeared, Lesson, Reason, Updated, Vanished, ViewEvent
+from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.wire.news import Heartbeat, RecordNews, ShortId
+from shardp2p.wire.records import MAX_CHAIN_LENGTH, MAX_LIFETIME_S, CoverageRecord
+
+MAX_PEERS: Final = 16_384
+"""Some 30 MiB of typical records."""
+MAX_REMEMBERED: Final = 2 * MAX_PEERS
+"""Peers that are gone, by short id and last sequence: 4 MiB."""
+DEPARTURE_KEPT_S: Final = 30.0
+"""How long a departure is passed on, and its peer's allowance kept."""
+CONTRADICTED_S: Final = 600.0
+"""How long a peer that said two things under one sequence is not believed."""
+LEAST_GAP_S: Final = 1.0
+"""Heartbeats of one peer that follow closer are not passed on; the next one will be."""
+RECORDS_AT_ONCE: Final = 12
+RECORDS_S: Final = 0.5
+"""New records of one peer that we take in; `swarm.publisher` stays below."""
+
+Hearing = Literal["news", "known", "old", "wanted", "disputed", "ignored"]
+"""What a heartbeat was: news is to be passed on; wanted needs a record that we lack; disputed does not fit our record,
+so either its sender lies or the peer said two things under one sequence.
+"""
+
+OpenRecord = Callable[[bytes, SwarmId], CoverageRecord]
+
+
+@dataclass(slots=True)
+class _Entry:
+    record: CoverageRecord
+    sealed: bytes
+    count: int
+    proof: bytes
+    first_heard_at: float  # of this count: it was not sent later
+    alive_at: float  # when this count was sent, as far as we know
+    allowance: TokenBucket
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.record.sequence, self.count
+
+    @property
+    def lifetime_s(self) -> float:
+        return DEPARTURE_KEPT_S if self.record.is_departure else self.record.lifetime_s
+
+
+class View:
+    """The peers of one swarm as one of them sees it, itself excluded."""
+
+    def __init__(self, swarm: SwarmId, *, max_peers: int = MAX_PEERS, opener: OpenRecord = open_record) -> None:
+        self._swarm = swarm
+        self._max_peers = max_peers
+        self._open = opener
+        self._entries: dict[ShortId, _Entry] = {}
+        self._gone: OrderedDict[ShortId, tuple[int, int]] = OrderedDict()
+        self._refused: OrderedDict[ShortId, float] = OrderedDict()
+        self._departed = 0
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._departed
+
+    def live(self) -> tuple[CoverageRecord, ...]:
+        """The newest record of every live peer, by peer id. Call `expire` before."""
+        records = [entry.record for entry in self._entries.values() if not entry.record.is_departure]
+        return tuple(sorted(records, key=lambda record: record.peer_id))
+
+    def record_of(self, peer: PeerId) -> CoverageRecord | None:
+        """The newest record of a live peer."""
+        entry = self._entries.get(short_id(peer))
+        return None if entry is None or entry.record.is_departure else entry.record
+
+    def shorts(self) -> Iterator[ShortId]:
+        """All that can be passed on, departures too."""
+        return iter(self._entries)
+
+    def sequence_of(self, short: ShortId) -> int:
+        """The sequence of the record that we have; 0 for none."""
+        entry = self._entries.get(short)
+        return 0 if entry is None else entry.record.sequence
+
+    def heartbeat_of(self, short: ShortId, now: float) -> Heartbeat | None:
+        """The newest heartbeat of a peer, with its age."""
+        entry = self._entries.get(short)
+        if entry is None:
+            return None
+        return Heartbeat(short, entry.record.sequence, entry.count, entry.proof, max(0.0, now - entry.alive_at))
+
+    def news_of(self, short: ShortId, now: float) -> RecordNews | None:
+        """The newest record of a peer with its newest heartbeat."""
+        heartbeat = self.heartbeat_of(short, now)
+        return None if heartbeat is None else RecordNews(self._entries[short].sealed, heartbeat)
+
+    def hear(self, heartbeat: Heartbeat, now: float) -> Hearing:
+        """Take in a heartbeat that a neighbour sent."""
+        short, version = heartbeat.short, (heartbeat.sequence, heartbeat.count)
+        if self._is_refused(short, now):
+            return "ignored"
+        entry = self._entries.get(short)
+        if entry is None:
+            if heartbeat.age_s >= MAX_LIFETIME_S or version <= self._gone.get(short, (0, 0)):
+                return "old"
+            return "wanted" if len(self._entries) < self._max_peers else "ignored"
+        if heartbeat.sequence > entry.record.sequence:
+            return "wanted" if entry.allowance.has(1, now) else "ignored"
+        if version < entry.version or heartbeat.age_s >= entry.lifetime_s:
+            return "old"
+        return self._hear_current(entry, heartbeat, now)
+
+    def _hear_current(self, entry: _Entry, heartbeat: Heartbeat, now: float) -> Hearing:
+        """A heartbeat of the record that we have, not older than the one that we have."""
+        steps = heartbeat.count - entry.count
+        if steps and now - entry.first_heard_at < LEAST_GAP_S:
+            return "ignored"
+        if heartbeat.count > entry.record.chain_length or not is_link(heartbeat.proof, steps, entry.proof):
+            return "disputed"
+        sent_at = now - heartbeat.age_s
+        if steps == 0:
+            # Who came first with it may have made it look older than it is, but it was there when we heard it first.
+            entry.alive_at = max(entry.alive_at, min(entry.first_heard_at, sent_at))
+            return "known"
+        entry.count, entry.proof = heartbeat.count, heartbeat.proof
+        entry.first_heard_at = now
+        entry.alive_at = max(entry.alive_at, sent_at)
+        return "news"
+
+    def learn(self, news: RecordNews, now: float) -> Lesson:
+        """Take in a sealed record with its newest heartbeat.
+
+        Raises: RemoteProtocolError for malformed or mismatching bytes; IntegrityError for a wrong signature or proof.
+        """
+        short = news.heartbeat.short
+        entry = self._entries.get(short)
+        if entry is not None and entry.sealed == news.sealed:
+            self.hear(news.heartbeat, now)
+            return Lesson("same")
+        record = self._open(news.sealed, self._swarm)
+        if short_id(record.peer_id) != short or record.sequence != news.heartbeat.sequence:
+            raise RemoteProtocolError("a record came with the heartbeat of another")
+        _check_proof(record, news.heartbeat)
+        if entry is not None and self._contradicts(entry, record, news.sealed):
+            return Lesson("contradiction", self._refuse(short, now + CONTRADICTED_S, "contradiction"))
+        if not self._is_acceptable(entry, record, news.heartbeat, now):
+            return Lesson("old")
+        return Lesson("news", self._store(short, record, news, now))
+
+    def _contradicts(self, entry: _Entry, record: CoverageRecord, sealed: bytes) -> bool:
+        return record.sequence == entry.record.sequence and payload_of(sealed) != payload_of(entry.sealed)
+
+    def _is_acceptable(self, entry: _Entry | None, record: CoverageRecord, heartbeat: Heartbeat, now: float) -> bool:
+        """Whether a valid record is newer than what we know, fresh, and within what we take in."""
+        if self._is_refused(heartbeat.short, now):
+            return False
+        if not record.is_departure and heartbeat.age_s >= record.lifetime_s:
+            return False
+        if entry is not None:
+            return record.sequence > entry.record.sequence and entry.allowance.spend(1, now)
+        is_new = (record.sequence, heartbeat.count) > self._gone.get(heartbeat.short, (0, 0))
+        return is_new and len(self._entries) < self._max_peers
+
+    def _store(self, short: ShortId, record: CoverageRecord, news: RecordNews, now: float) -> ViewEvent | None:
+        entry = self._entries.get(short)
+        allowance = TokenBucket(RECORDS_S, RECORDS_AT_ONCE, now) if entry is None else entry.allowance
+        before = None if entry is None or entry.record.is_departure else entry.record
+        if entry is not None:
+            self._departed -= entry.record.is_departure
+        self._departed += record.is_departure
+        heartbeat = news.heartbeat
+        self._entries[short] = _Entry(
+            record, news.sealed, heartbeat.count, heartbeat.proof, now, now - heartbeat.age_s, allowance
+        )
+        self._gone.pop(short, None)
+        if record.is_departure:
+            return None if before is None else Vanished(before, "left")
+        return Appeared(record) if before is None else Updated(record, before)
+
+    def expire(self, now: float) -> list[ViewEvent]:
+        """Forget who was not heard for its lifetime."""
+        silent = [short for short, entry in self._entries.items() if now - entry.alive_at >= entry.lifetime_s]
+        return [event for short in silent if (event := self._remove(short, "silent")) is not None]
+
+    def shut_out(self, peer: PeerId) -> ViewEvent | None:
+        """Never believe this peer again: it was revoked."""
+        return self._refuse(short_id(peer), float("inf"), "shut out")
+
+    def _refuse(self, short: ShortId, until: float, reason: Reason) -> ViewEvent | None:
+        self._refused[short] = max(until, self._refused.get(short, 0.0))
+        while len(self._refused) > MAX_PEERS:
+            self._refused.popitem(last=False)
+        return self._remove(short, reason)
+
+    def _is_refused(self, short: ShortId, now: float) -> bool:
+        return now < self._refused.get(short, 0.0)
+
+    def _remove(self, short: ShortId, reason: Reason) -> ViewEvent | None:
+        entry = self._entries.pop(short, None)
+        if entry is None:
+            return None
+        self._departed -= entry.record.is_departure
+        count = MAX_CHAIN_LENGTH if entry.record.is_departure else entry.count
+        self._gone[short] = entry.record.sequence, count
+        while len(self._gone) > MAX_REMEMBERED:
+            self._gone.popitem(last=False)
+        return None if entry.record.is_departure else Vanished(entry.record, reason)
+
+
+def _check_proof(record: CoverageRecord, heartbeat: Heartbeat) -> None:
+    known = record.chain_anchor or bytes(len(heartbeat.proof))
+    if heartbeat.count > record.chain_length or not is_link(heartbeat.proof, heartbeat.count, known):
+        raise IntegrityError(f"a heartbeat {heartbeat.count} does not belong to the record of {record.peer_id}")

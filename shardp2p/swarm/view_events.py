@@ -1,0 +1,44 @@
+"""What a view tells: who appeared, changed, and is gone. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardp2p.wire.records import CoverageRecord
+
+Reason = Literal["left", "silent", "contradiction", "shut out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """A peer that was not live before."""
+
+    record: CoverageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """A live peer said something new of itself."""
+
+    record: CoverageRecord
+    before: CoverageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """A peer is live no more: it left, fell silent, contradicted itself, or was shut out."""
+
+    record: CoverageRecord
+    reason: Reason
+
+
+ViewEvent = Appeared | Updated | Vanished
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a sealed record was: `same` is the very record that we have, `news` is to be passed on."""
+
+    verdict: Literal["news", "same", "old", "contradiction"]
+    event: ViewEvent | None = None
