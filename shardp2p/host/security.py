@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, get_args
 
+import structlog
 import trio
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair
@@ -36,6 +37,8 @@ _REFUSED: Final = 2
 _ADMITTED: Final = 3
 _MAX_PAYLOAD_BYTES: Final = {_PROOF: MAX_MEMBER_BYTES, _REFUSED: 16, _ADMITTED: 16}
 _REFUSALS: Final[tuple[Refusal, ...]] = get_args(Refusal)
+
+log = structlog.get_logger()
 
 
 class MembershipFailure(HandshakeFailure):
@@ -94,10 +97,12 @@ class MemberNoise(NoiseTransport):
 
     async def _admit(self, secured: ISecureConn, proof: bytes) -> None:
         """Admit who is at the other end, or tell it why not."""
+        peer = PeerId(secured.get_remote_peer().to_base58())
         try:
-            self._membership.admit(proof, PeerId(secured.get_remote_peer().to_base58()), self._clock())
+            self._membership.admit(proof, peer, self._clock())
         except (RefusedError, IntegrityError, RemoteProtocolError) as error:
             refusal: Refusal = error.refusal if isinstance(error, RefusedError) else "invalid"
+            log.debug("peer_refused", peer=peer, refusal=refusal)
             await _send(secured, _REFUSED, bytes((_REFUSALS.index(refusal),)))
             raise MembershipFailure(f"we do not admit it: {NEXT_STEP[refusal]}") from error
 

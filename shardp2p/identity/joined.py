@@ -1,9 +1,10 @@
 """The swarms that this user's peers have joined: what they prove, whom they dial first, and what was revoked.
 
     swarms/SWARM_ID/PEER_ID.json  the place of one of this user's peers; no secret, since it is bound to its key
-    swarms/SWARM_ID/statements    revocations and uses of counted invites, in base64, one in a line
+    swarms/SWARM_ID/revocations   the owner's revocations, in base64, one in a line
 
-Processes share the statements: `swarm revoke` adds one, and a running peer finds it by `new_statements`.
+Processes share the revocations: `swarm revoke` adds one, a running peer finds it by `refresh`, and adds what it hears
+by `keep`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class JoinedSwarms:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._read_bytes: dict[SwarmId, int] = {}  # of the revocations that `refresh` has seen
 
     def join(self, join: Join, identity: Identity, now_s: float) -> JoinedSwarm:
         """Be in a swarm from now on, also after a restart without the token.
@@ -70,36 +72,43 @@ class JoinedSwarms:
         """Forget that `peer` has joined."""
         (self._root / swarm / f"{peer}.json").unlink(missing_ok=True)
 
-    def add_statements(self, swarm: SwarmId, statements: Iterable[bytes]) -> None:
-        """Keep statements about a swarm that are not kept yet. Raises: ConfigError."""
-        known = set(self.statements(swarm))
+    def add_revocations(self, swarm: SwarmId, statements: Iterable[bytes]) -> None:
+        """Keep the revocations that are not kept yet. Raises: ConfigError."""
+        known = set(self.revocations(swarm))
         new = [base64.b64encode(statement).decode("ascii") for statement in statements if statement not in known]
         if new:
-            append_lines(self._statements_file(swarm), new)
+            append_lines(self._revocations_file(swarm), new)
 
-    def statements(self, swarm: SwarmId) -> tuple[bytes, ...]:
-        """The statements about a swarm that are kept, unchecked; a damaged line is left out and logged."""
+    def revocations(self, swarm: SwarmId) -> tuple[bytes, ...]:
+        """The revocations that are kept, as statements, unchecked; a damaged line is left out and logged."""
         found = []
-        for number, line in enumerate(read_lines(self._statements_file(swarm)), 1):
+        for number, line in enumerate(read_lines(self._revocations_file(swarm)), 1):
             try:
                 found.append(base64.b64decode(line, validate=True))
             except ValueError:
-                log.warning("statement_damaged", swarm=swarm, line=number)
+                log.warning("revocation_damaged", swarm=swarm, line=number)
         return tuple(found)
 
+    def keep(self, membership: Membership) -> None:
+        """Keep what a running peer has heard. Raises: ConfigError."""
+        self.add_revocations(membership.swarm, membership.revocation_statements())
+
     def refresh(self, membership: Membership, now_s: float) -> int:
-        """Let a running peer's membership take up what other processes have added; how many statements were news."""
-        news = 0
-        for statement in self.statements(membership.swarm):
-            try:
-                news += membership.receive(statement, now_s)
-            except (RemoteProtocolError, IntegrityError, OverloadedError) as error:
-                log.warning("statement_ignored", swarm=membership.swarm, error=error.message)
+        """Let a running peer take up what other processes have added; how many revocations were news.
+
+        It costs next to nothing where the file has not grown. Raises: ConfigError when it cannot be read.
+        """
+        path = self._revocations_file(membership.swarm)
+        size_bytes = path.stat().st_size if path.exists() else 0
+        if self._read_bytes.get(membership.swarm, 0) == size_bytes:
+            return 0
+        news = _take_up(membership, self.revocations(membership.swarm), now_s)
+        self._read_bytes[membership.swarm] = size_bytes
         return news
 
     def _membership(self, proof: bytes, now_s: float) -> Membership:
         membership = Membership(proof)
-        self.refresh(membership, now_s)
+        _take_up(membership, self.revocations(membership.swarm), now_s)
         return membership
 
     def _proof(self, swarm: SwarmId, peer: PeerId) -> bytes:
@@ -115,8 +124,22 @@ class JoinedSwarms:
         value = {"swarm": swarm, "name": name, "peers": peers, "proof": proof.hex()}
         write_private(self._root / swarm / f"{peer}.json", f"{json.dumps(value)}\n".encode("ascii"))
 
-    def _statements_file(self, swarm: SwarmId) -> Path:
-        return self._root / swarm / "statements"
+    def _revocations_file(self, swarm: SwarmId) -> Path:
+        return self._root / swarm / "revocations"
+
+
+def _take_up(membership: Membership, statements: tuple[bytes, ...], now_s: float) -> int:
+    """How many of `statements` were news to `membership`; a wrong one is left out and logged."""
+    known = set(membership.revocation_statements())
+    news = 0
+    for statement in statements:
+        if statement in known:
+            continue
+        try:
+            news += membership.receive(statement, now_s)
+        except (RemoteProtocolError, IntegrityError, OverloadedError) as error:
+            log.warning("revocation_ignored", swarm=membership.swarm, error=error.message)
+    return news
 
 
 def _read(path: Path) -> tuple[SwarmId, str, tuple[str, ...], bytes]:

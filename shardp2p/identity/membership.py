@@ -169,10 +169,12 @@ class Membership:
         return news
 
     def statements(self) -> tuple[bytes, ...]:
-        """Every statement, for a peer that was away and for the disk."""
-        return tuple(revocation_statement(data) for data in self.revocations.sealed()) + tuple(
-            _USE + proof for proof in self._uses.proofs()
-        )
+        """Every statement, for a peer that was away."""
+        return self.revocation_statements() + tuple(_USE + proof for proof in self._uses.proofs())
+
+    def revocation_statements(self) -> tuple[bytes, ...]:
+        """The statements that are kept on disk. Uses need not be: who used an invite shows it at every connection."""
+        return tuple(revocation_statement(data) for data in self.revocations.sealed())
 
     def _refusal(self, member: Member, now_s: float) -> Refusal | None:
         if self.revocations.is_revoked(member, public_bytes_of(member.peer)):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from shardp2p.errors import ConfigError
+from shardp2p.identity.join import PREFIX, Join, OpenSwarm, read_join
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.keys import Identity, load_or_create, public_bytes_of
 from shardp2p.identity.membership import revocation_statement
@@ -25,7 +26,7 @@ from shardp2p.vocabulary import PeerId, SwarmId
 OWN_LIFETIME_S: Final = 10 * 365 * 86400.0
 """Of the place that an owner's own peer has: as long as any invite lasts."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,%d}" % (MAX_NAME_BYTES - 1))
+_NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MAX_NAME_BYTES - 1}}}")
 _INVITE_ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -106,12 +107,17 @@ class OwnedSwarm:
         self._refuse_open("has no members to shut out")
         kind, public = self._revocable(what)
         sealed = sign_revocation(self._owner(), kind, public, now_s)
-        joined.add_statements(self.swarm, [revocation_statement(sealed)])
+        joined.add_revocations(self.swarm, [revocation_statement(sealed)])
         return kind
 
     def _revocable(self, what: str) -> tuple[RevokedKind, bytes]:
         if _INVITE_ID.fullmatch(what) is None:
-            return "peer", public_bytes_of(PeerId(what))
+            try:
+                return "peer", public_bytes_of(PeerId(what))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{what[:64]!r} is neither the id of an invite nor of a peer; see: shardp2p swarm show {self.name}"
+                ) from error
         public = next((bytes.fromhex(invite.public) for invite in self.invites() if invite.id == what), None)
         if public is None or invite_id_of(public) != what:
             raise ConfigError(f"no invite {what} was made for {self.name} here; see: shardp2p swarm show {self.name}")
@@ -119,7 +125,7 @@ class OwnedSwarm:
 
     def _owner(self) -> Identity:
         owner = load_or_create(self.directory / "owner.key")
-        if owner.peer_id != self.swarm:
+        if SwarmId(owner.peer_id) != self.swarm:
             raise ConfigError(f"{self.directory / 'owner.key'} is not the key of swarm {self.swarm}; restore it")
         return owner
 
@@ -162,6 +168,18 @@ class OwnedSwarms:
         if name is not None and name not in names:
             raise ConfigError(f"you own no swarm {name[:80]!r}; yours: {', '.join(names)}")
         return _load(self._root / (name or names[0]))
+
+    def read_join(self, given: str, identity: Identity, now_s: float) -> Join:
+        """What `--join` stands for: a swarm of the user's own by its name, else a token, a file or `-`.
+
+        Raises: ConfigError.
+        """
+        if _NAME.fullmatch(given) is None or given.startswith(PREFIX) or not (self._root / given).is_dir():
+            return read_join(given)
+        swarm = self.find(given)
+        if swarm.is_open:
+            return OpenSwarm(swarm.swarm, swarm.name, ())
+        return swarm.own_invite(identity, now_s)
 
 
 def _load(directory: Path) -> OwnedSwarm:
