@@ -32,6 +32,14 @@ _HEARSAY: Final = -1
 """The sequence of addresses that the peer itself did not sign."""
 
 
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A peer that was found, and where it is said to be (perhaps nowhere): a hint, for it may be gone."""
+
+    peer_id: PeerId
+    addresses: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Entry:
     addresses: tuple[str, ...] = ()

@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -20,7 +19,7 @@ from libp2p.peer.id import ID
 from libp2p.records.validator import NamespacedValidator
 
 from shardp2p.errors import ConfigError, LocalProtocolError, ShardError
-from shardp2p.host.address_book import MAX_ADDRESSES, AddressBook
+from shardp2p.host.address_book import MAX_ADDRESSES, AddressBook, Provider
 from shardp2p.host.failures import single_errors
 from shardp2p.host.host import Host
 from shardp2p.host.kad import BoundedKad, KadHost
@@ -52,14 +51,6 @@ REFRESH_S: Final = 600.0
 """How often we look up ourselves, to know our neighbours: the protocol's own interval."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """A peer that said it takes part in a topic, and where it said it can be dialled (perhaps nowhere)."""
-
-    peer_id: PeerId
-    addresses: tuple[str, ...]
 
 
 class Directory:

@@ -13,7 +13,8 @@ from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.records.record import make_put_record
 
 from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
-from shardp2p.host.dht import Directory, Provider, open_directory
+from shardp2p.host.address_book import Provider
+from shardp2p.host.dht import Directory, open_directory
 from shardp2p.host.host import Host, open_host
 from shardp2p.identity.keys import Identity
 from shardp2p.vocabulary import PeerId
