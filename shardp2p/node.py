@@ -89,6 +89,11 @@ class Node:
         """What we serve, or are letting go of, in the order of holding."""
         return tuple(self._held)
 
+    @property
+    def driven(self) -> int:
+        """How many generations we drive for clients now."""
+        return self._driving.driven
+
     def hold(
         self,
         model: ModelId,

@@ -73,6 +73,7 @@ class GenerateService:
     async def serve(self, stream: Stream) -> None:
         """Serve one client's generation, from Generate to Finished or Failure."""
         async with open_channel(stream, GENERATE) as channel:
+            failure: ShardError | None = None
             try:
                 message = await _receive_request(channel)
                 plan, request, limits = from_message(message)
@@ -83,11 +84,14 @@ class GenerateService:
                 finally:
                     self._driven[channel.peer] -= 1
                     self._driven += Counter()  # forgets clients at zero
-            except* _ClientLeftError:
-                log.info("generation_abandoned", client=channel.peer)
-                raise
+            except* _ClientLeftError as group:
+                failure = first_of(group)
             except* ShardError as group:
-                await _report(channel, first_of(group))
+                failure = failure or first_of(group)
+            if isinstance(failure, _ClientLeftError):
+                raise failure  # resets the stream
+            if failure is not None:
+                await _report(channel, failure)
 
     def _admit(self, client: PeerId, plan: Plan) -> None:
         """Raises: OverloadedError, at once, when there is no room; ConfigError for a ring that is none of ours."""
