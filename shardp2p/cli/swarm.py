@@ -28,7 +28,7 @@ app = typer.Typer(name="swarm", help="Make a swarm, invite peers, take invites b
 Name = Annotated[str | None, typer.Argument(help="Which of your swarms; needless if you have one.", show_default=False)]
 
 _UNITS: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-_LIFETIME = re.compile(r"(\d{1,9})([mhdwy])")
+_LIFETIME = re.compile(r"([0-9]{1,9})([mhdwy])")
 _LONGEST_S: Final = 10 * _UNITS["y"]
 
 
