@@ -16,6 +16,9 @@ from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import ModelId
 from shardp2p.weights.store import ModelStore
 
+LEAST_TOPOLOGIES = 20
+"""So that each kind of swarm is among them."""
+
 app = typer.Typer(name="bench", help="Measure what this software costs.", no_args_is_help=True)
 
 
@@ -59,6 +62,46 @@ def loopback(
         write_json(measured)
     else:
         write(_describe(measured))
+
+
+@app.command("placement")
+def placement(
+    topologies: Annotated[int, typer.Option("--topologies", help="Generated swarms to plan.")] = 500,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same swarms.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare plans with the optimum, with joiners that place themselves, and with what others do."""
+    if topologies < LEAST_TOPOLOGIES:
+        raise ConfigError(f"--topologies is {topologies}; it must be at least {LEAST_TOPOLOGIES}")
+    from shardp2p.lab.placement.comparison import compare, plan_s
+
+    with progress_bar() as report:
+        compared = compare(topologies, seed, lambda done, of: report("comparing plans", done, of)).report()
+        timed = {f"plan_{peers}_s": plan_s(peers, seed) for peers in (1000, 10_000)}
+    measured = compared | timed
+    if as_json:
+        write_json(measured)
+    else:
+        write(_describe_placement(measured))
+
+
+def _describe_placement(measured: dict[str, Any]) -> str:
+    m = measured
+    baselines = "".join(f"{name:<34} × {ratio:.3f}\n" for name, ratio in m["baselines"].items())
+    return (
+        f"{m['topologies']} generated swarms; time per chunk, 1 is the best possible\n"
+        f"\n"
+        f"up to 7 machines, all rings        × {m['oracle_ratio_max']:.3f} at worst\n"
+        f"8 to 12, Held and Karp             × {m['held_karp_ratio_max']:.3f} at worst\n"
+        f"100, against a lower bound         × {m['hundred_ratio_max']:.3f} at worst\n"
+        f"joiners, against our plan          × {m['joiners_ratio_p50']:.3f} (worst: × {m['joiners_ratio_max']:.3f})\n"
+        f"planning 1,000 machines            {m['plan_1000_s']:7.2f} s\n"
+        f"planning 10,000 machines           {m['plan_10000_s']:7.2f} s\n"
+        f"moves while delays are noisy       {m['moves_under_noise']:4d}\n"
+        f"\n"
+        f"others, against our plan (medians)\n"
+        f"{baselines}"
+    )
 
 
 def _describe(measured: dict[str, Any]) -> str:

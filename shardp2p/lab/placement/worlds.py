@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, replace
 from random import Random
+from zlib import crc32
 
 from shardp2p.scheduler.planning import Goal
 from shardp2p.scheduler.topology import Machine, ModelShape, Topology
@@ -35,6 +35,38 @@ MEMORY_SHARES = (0.04, 0.08, 0.12, 0.2, 0.3, 0.5)
 LAYER_S = (0.0004, 0.0008, 0.0012, 0.002, 0.004)
 
 
+Place = tuple[float, float, float, float]
+"""A point on the unit sphere, and the delay of the access line."""
+
+
+@dataclass(frozen=True)
+class MapDelays:
+    """Delays of places on the map: distance, the pair's own detour and both access lines. Asymmetric, no triangle rule.
+
+    `noise` scales every delay by a factor within 1 ± noise, drawn for each direction of each pair from `noise_salt`.
+    """
+
+    places: Mapping[PeerId, Place]
+    salt: str
+    noise: float = 0.0
+    noise_salt: str = ""
+
+    def delay_s(self, sender: PeerId, receiver: PeerId) -> float:
+        one, other = self.places[sender], self.places[receiver]
+        chord = math.dist(one[:3], other[:3])
+        distance_km = 2 * EARTH_KM * math.asin(min(1.0, chord / 2))
+        detour = DETOUR[0] + (DETOUR[1] - DETOUR[0]) * _drawn(self.salt, sender, receiver)
+        factor = 1.0
+        if self.noise:
+            factor += self.noise * (2 * _drawn(self.noise_salt, sender, receiver) - 1)
+        return (detour * distance_km / FIBRE_KM_S + one[3] + other[3]) * factor
+
+
+def _drawn(salt: str, sender: PeerId, receiver: PeerId) -> float:
+    """In [0, 1): the same for the same pair and direction, in every process."""
+    return crc32(f"{receiver}{salt}{sender}".encode()) * 2654435761 % 2**32 / 2**32
+
+
 @dataclass(frozen=True)
 class World:
     """A topology, the model to place in it and what for."""
@@ -42,35 +74,12 @@ class World:
     shape: ModelShape
     topology: Topology
     goal: Goal
-    seed: str
+    delays: MapDelays
 
 
-@dataclass(frozen=True)
-class MapDelays:
-    """Delays of places on the map: distance, the pair's own detour and both access lines. Asymmetric, no triangle rule.
-
-    `noise` scales every delay by a factor within 1 ± noise, drawn for each direction of each pair from `salt`.
-    """
-
-    places: Mapping[PeerId, tuple[float, float, float]]
-    salt: str
-    noise: float = 0.0
-
-    def delay_s(self, sender: PeerId, receiver: PeerId) -> float:
-        one, other = self.places[sender], self.places[receiver]
-        digest = blake2b(f"{sender}>{receiver}".encode(), digest_size=8, key=self.salt.encode()[:64]).digest()
-        detour = DETOUR[0] + (DETOUR[1] - DETOUR[0]) * int.from_bytes(digest[:4], "big") / 2**32
-        factor = 1 + self.noise * (2 * int.from_bytes(digest[4:], "big") / 2**32 - 1)
-        return (detour * _distance_km(one, other) / FIBRE_KM_S + one[2] + other[2]) * factor
-
-
-def _distance_km(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
-    """Along the great circle (haversine). Places are latitude and longitude in radians, and the access delay."""
-    half = (
-        math.sin((other[0] - one[0]) / 2) ** 2
-        + math.cos(one[0]) * math.cos(other[0]) * math.sin((other[1] - one[1]) / 2) ** 2
-    )
-    return 2 * EARTH_KM * math.asin(min(1.0, math.sqrt(half)))
+def with_noise(world: World, noise: float, number: int) -> Topology:
+    """The world's machines, every delay measured anew and off by up to `noise`."""
+    return Topology(world.topology.machines, estimate=replace(world.delays, noise=noise, noise_salt=f"noise{number}"))
 
 
 def make_world(peers: int, seed: str, *, is_pipelined: bool, is_pinned: bool = False) -> World:
@@ -94,14 +103,16 @@ def make_world(peers: int, seed: str, *, is_pipelined: bool, is_pinned: bool = F
     driver = PeerId("driver") if is_pinned else None
     places[PeerId("driver")] = _place(draw, draw.choice(cities))
     goal = Goal(in_flight=draw.choice((4, 8, 16)) if is_pipelined else 1, accepted=3.0, driver=driver)
-    return World(shape, Topology(machines, estimate=MapDelays(places, seed)), goal, seed)
+    delays = MapDelays(places, seed)
+    return World(shape, Topology(machines, estimate=delays), goal, delays)
 
 
-def _place(draw: Random, region: str) -> tuple[float, float, float]:
-    latitude, longitude = CITIES[region]
+def _place(draw: Random, region: str) -> Place:
     spread = draw.choice((0.05, 0.5, 3.0))
+    latitude, longitude = (math.radians(degrees + draw.gauss(0, spread)) for degrees in CITIES[region])
     return (
-        math.radians(latitude + draw.gauss(0, spread)),
-        math.radians(longitude + draw.gauss(0, spread)),
+        math.cos(latitude) * math.cos(longitude),
+        math.cos(latitude) * math.sin(longitude),
+        math.sin(latitude),
         draw.choice(ACCESS_S) * draw.uniform(0.7, 1.4),
     )
