@@ -37,7 +37,7 @@ from shardp2p.host.addresses import dialable_addresses, parse_listen_address
 from shardp2p.host.dialer import dial
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
 from shardp2p.host.muxed_stream import MuxedStream
-from shardp2p.host.muxer import Muxer
+from shardp2p.host.muxer import GOODBYE, Muxer
 from shardp2p.host.peer_ids import id_of, peer_of
 from shardp2p.host.security import security_transports
 from shardp2p.host.self_stream import SelfStream, open_pair
@@ -119,6 +119,13 @@ class Host:
         try:
             return HostStream(await _negotiated_stream(muxer, protocol), peer)
         except NEGOTIATION_FAILURES as error:
+            if not (muxer.failure == GOODBYE and addresses):
+                raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
+        # The peer closed a connection that it had long not used, in the moment in which we wanted it.
+        muxer = self._connection(peer) or await self._dial(peer, addresses)
+        try:
+            return HostStream(await _negotiated_stream(muxer, protocol), peer)
+        except NEGOTIATION_FAILURES as error:
             raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
 
     def _open_to_self(self, protocol: str) -> SelfStream:
@@ -148,7 +155,7 @@ class Host:
         """The newest live connection to `peer`."""
         connections = self._swarm.connections.get(id_of(peer), [])
         alive = (_muxer_of(connection) for connection in reversed(connections))
-        return next((muxer for muxer in alive if not muxer.is_closed), None)
+        return next((muxer for muxer in alive if not (muxer.is_closed or muxer.is_retiring)), None)
 
     async def _start(self, nursery: trio.Nursery) -> None:
         """Accept connections and streams in `nursery` from now on."""

@@ -38,12 +38,20 @@ SILENCE_S: Final = 4.0
 """A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
 LINGER_S: Final = 5.0
 """How long a stream that we closed waits for the peer to close its side before it is reset."""
+IDLE_S: Final = 60.0
+"""A connection without a stream for this long is closed by the side that dialled, which can dial again: lookups in the
+directory meet many peers once, and each connection costs both sides a ping every second."""
 GOODBYE_S: Final = 0.3
 """How long a closing connection tries to send what is queued."""
+GOODBYE: Final = "the peer closed the connection"
+"""The failure of a connection that the peer ended in order."""
 
 
 class Muxer(IMuxedConn):
-    """One connection. `failure` says why it ended, or is None while it lives."""
+    """One connection. `failure` says why it ended, or is None while it lives.
+
+    One that `is_retiring` is about to end for want of streams; new ones should take another.
+    """
 
     def __init__(
         self,
@@ -58,6 +66,7 @@ class Muxer(IMuxedConn):
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.failure: str | None = None
+        self.is_retiring = False
         self.round_trip_s = 0.0
         self._is_initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._is_initiator else 2
@@ -72,6 +81,7 @@ class Muxer(IMuxedConn):
         self._space = trio.lowlevel.ParkingLot()
         self._scope = trio.CancelScope()
         self._heard_at = 0.0
+        self._used_at = 0.0
         self._pinged_at = 0.0
         self._ping_value = 0
 
@@ -110,7 +120,7 @@ class Muxer(IMuxedConn):
 
     async def start(self) -> None:
         """Run the connection until it ends, for whatever reason. Never raises for what a peer or network does."""
-        self._heard_at = trio.current_time()
+        self._heard_at = self._used_at = trio.current_time()
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -211,6 +221,7 @@ class Muxer(IMuxedConn):
 
     def _add_stream(self, stream_id: int) -> MuxedStream:
         stream = self._streams[stream_id] = MuxedStream(stream_id, self)
+        self._used_at = trio.current_time()
         return stream
 
     # The three tasks.
@@ -269,6 +280,21 @@ class Muxer(IMuxedConn):
                 self.fail(f"the peer has been silent for {now - self._heard_at:.0f} s")
             for stream_id in [stream_id for stream_id, end in self._closing.items() if now > end]:
                 self._streams[stream_id].abort()
+            await self._retire_if_unused(now)
+
+    async def _retire_if_unused(self, now: float) -> None:
+        if self._streams or not self._is_initiator:
+            self._used_at = now
+        if now - self._used_at <= IDLE_S:
+            self.is_retiring = False
+        elif not self.is_retiring:
+            # Who has already chosen this connection for a stream has until the next round to open it.
+            self.is_retiring = True
+        else:
+            self.queue(encode_control(frames.GO_AWAY, 0, 0))
+            with trio.move_on_after(GOODBYE_S):
+                await self._drain()
+            self.fail("it was not used")
 
     # Received frames.
 
@@ -276,7 +302,7 @@ class Muxer(IMuxedConn):
         if frame.kind == frames.PING:
             self._receive_ping(frame)
         elif frame.kind == frames.GO_AWAY:
-            self.fail("the peer closed the connection")
+            self.fail(GOODBYE)
         else:
             stream = self._streams.get(frame.stream_id)
             if frame.flags & frames.SYN:

@@ -19,7 +19,7 @@ from shardp2p.errors import ConfigError, RemoteProtocolError
 from shardp2p.host import frames
 from shardp2p.host.addresses import parse_address, parse_peer_id
 from shardp2p.host.frames import FrameReader, encode_control, encode_data
-from shardp2p.host.muxer import Muxer
+from shardp2p.host.muxer import GOODBYE, IDLE_S, Muxer
 from shardp2p.identity.keys import Identity
 
 End = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
@@ -228,3 +228,29 @@ def test_addresses_survive_parsing(text: str) -> None:
 def test_any_text_is_a_peer_id_or_the_users_mistake(text: str) -> None:
     with suppress(ConfigError):
         assert parse_peer_id(text) == text
+
+
+async def test_a_connection_that_is_not_used_is_closed_by_who_dialled(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with muxed_pair() as (near, far):
+        for _ in range(3):
+            stream = await near.open_stream()
+            await trio.sleep(IDLE_S - 5)
+            await stream.reset()
+            await trio.sleep(IDLE_S - 5)
+            assert not near.is_closed
+        await trio.sleep(10)
+        assert near.failure == "it was not used"
+        assert isinstance(far, Muxer)
+        assert far.failure == GOODBYE
+
+
+async def test_a_stream_in_the_last_moment_keeps_the_connection(autojump_clock: trio.testing.MockClock) -> None:
+    async with muxed_pair() as (near, far):
+        while not near.is_retiring:
+            await trio.sleep(0.5)
+        await far.open_stream()
+        await trio.sleep(10)
+        assert not near.is_closed
+        assert not near.is_retiring
