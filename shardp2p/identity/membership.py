@@ -11,7 +11,7 @@ from typing import Final
 
 from shardp2p.errors import IntegrityError, OverloadedError, RemoteProtocolError
 from shardp2p.identity.keys import public_bytes_of
-from shardp2p.identity.revocation import REVOCATION_BYTES, RevocationList
+from shardp2p.identity.revocation import REVOCATION_BYTES, Revocation, RevocationList, read_revocation
 from shardp2p.identity.token import MAX_MEMBER_BYTES, Member, Refusal, RefusedError, Role, read_member
 from shardp2p.vocabulary import PeerId, SwarmId
 
@@ -25,6 +25,7 @@ MAX_PENDING: Final = 1024
 
 _REVOCATION: Final = b"\x01"
 _USE: Final = b"\x02"
+_LAST_TIME: Final = 2**64 - 1
 
 
 class CountedUses:
@@ -142,25 +143,16 @@ class Membership:
         Raises: RemoteProtocolError for bytes that are no statement; IntegrityError for a wrong signature or another
         swarm's statement; OverloadedError when there is no room for it.
         """
-        if len(statement) > MAX_STATEMENT_BYTES:
-            raise RemoteProtocolError(f"a statement of {len(statement)} bytes is too long")
-        kind, body = statement[:1], statement[1:]
-        if kind == _REVOCATION:
-            is_news = self.revocations.receive(body)
+        said = read_statement(statement, self.swarm)
+        if isinstance(said, Revocation):
+            is_news = self.revocations.add(said, statement[1:])
             if is_news:
                 self._publish(statement)
             return is_news
-        if kind != _USE:
-            raise RemoteProtocolError("a statement of an unknown kind; it may come from a newer version")
-        member = read_member(body)
-        if member.grant.swarm != self.swarm:
-            raise IntegrityError("a statement about another swarm")
-        if not member.grant.uses:
-            raise RemoteProtocolError("a statement about the use of an invite that is not counted")
-        if member.grant.is_expired(now_s):
+        if said.grant.is_expired(now_s):
             return False
         self._uses.forget_expired(now_s)
-        return self._take_use(member, body)
+        return self._take_use(said, statement[1:])
 
     def pending(self) -> tuple[bytes, ...]:
         """The statements that are news since the last call, for gossip to spread."""
@@ -203,6 +195,36 @@ class Membership:
     def _publish(self, statement: bytes) -> None:
         if len(self._pending) < MAX_PENDING:
             self._pending[statement] = None
+
+
+def read_statement(statement: bytes, swarm: SwarmId) -> Revocation | Member:
+    """The revocation, or the use of a counted invite, that a statement about `swarm` is.
+
+    Raises: RemoteProtocolError for bytes that are no statement; IntegrityError for a wrong signature or swarm.
+    """
+    if len(statement) > MAX_STATEMENT_BYTES:
+        raise RemoteProtocolError(f"a statement of {len(statement)} bytes is too long")
+    kind, body = statement[:1], statement[1:]
+    if kind == _REVOCATION:
+        return read_revocation(body, swarm)
+    if kind != _USE:
+        raise RemoteProtocolError("a statement of an unknown kind; it may come from a newer version")
+    member = read_member(body)
+    if member.grant.swarm != swarm:
+        raise IntegrityError("a statement about another swarm")
+    if not member.grant.uses:
+        raise RemoteProtocolError("a statement about the use of an invite that is not counted")
+    return member
+
+
+def subject_of(said: Revocation | Member) -> tuple[bytes, int]:
+    """What a statement is about, and a number that is larger in the one of two that replaces the other.
+
+    Whoever passes statements on keeps the last about each subject: the latest revocation, the earliest use.
+    """
+    if isinstance(said, Revocation):
+        return said.kind.encode("ascii") + said.public, said.revoked_at_s
+    return said.grant.invite + public_bytes_of(said.peer), _LAST_TIME - said.claimed_at_s
 
 
 def revocation_statement(sealed: bytes) -> bytes:

@@ -72,7 +72,10 @@ class RevocationList:
 
         Raises: RemoteProtocolError, IntegrityError; OverloadedError when the list is full.
         """
-        revocation = read_revocation(data, self.swarm)
+        return self.add(read_revocation(data, self.swarm), data)
+
+    def add(self, revocation: Revocation, data: bytes) -> bool:
+        """Take up a revocation that was read from `data`; whether it was new. Raises: OverloadedError."""
         key = revocation.kind, revocation.public
         known = self._found.get(key)
         if known is not None and known[0].revoked_at_s >= revocation.revoked_at_s:

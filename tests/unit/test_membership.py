@@ -13,7 +13,7 @@ from shardp2p.errors import IntegrityError, OverloadedError, RemoteProtocolError
 from shardp2p.identity import membership as membership_module
 from shardp2p.identity import revocation as revocation_module
 from shardp2p.identity.keys import public_bytes_of
-from shardp2p.identity.membership import Membership, revocation_statement
+from shardp2p.identity.membership import Membership, read_statement, revocation_statement, subject_of
 from shardp2p.identity.revocation import sign_revocation
 from shardp2p.identity.token import CLOCK_GRACE_S, Invite, Refusal, RefusedError
 from shardp2p.vocabulary import PeerId
@@ -121,6 +121,17 @@ def test_members_who_know_the_same_agree_whatever_the_order(chance: random.Rando
     one, two = (set(known.statements()) for known in found)
     assert one == two
     assert len(one) == 2 + 3 + 2
+
+
+def test_of_two_statements_about_one_subject_the_one_that_counts_is_known_by_its_number() -> None:
+    swarm, made = membership(1).swarm, invite(uses=2, key=7)
+    older, newer = (subject_of(read_statement(revoke_peer(2, NOW_S + n), swarm)) for n in (0, 1))
+    late, early = (subject_of(read_statement(b"\x02" + made.claim(peer(2), NOW_S + n), swarm)) for n in (1, 0))
+    assert (older[0], late[0]) == (newer[0], early[0])
+    assert older[1] < newer[1]
+    assert late[1] < early[1]
+    keys = {subject_of(read_statement(statement, swarm))[0] for statement in statements()}
+    assert len(keys) == 12 + 2
 
 
 @given(st.integers(0, 10), st.integers(0, 10))
