@@ -5,7 +5,9 @@ Every name here means the same thing in every package and on the wire (docs/arch
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal, NewType
 
 from shardp2p.errors import ConfigError
@@ -146,3 +148,36 @@ class Branch:
 
     tokens: tuple[Token, ...]
     probability: float
+
+
+MAX_BYTES = 2**50
+"""No machine has a pebibyte of memory: who says so made a mistake."""
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]i?)B", re.IGNORECASE | re.ASCII)
+_REGION = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
+MAX_REGION_CHARACTERS = 32
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes that `8GiB`, `500MB` or `1.5TiB` stand for: KiB, MiB, … are powers of 1024, KB, MB, … of 1000.
+
+    Raises: ConfigError for any other text, and for what no machine has.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text[:40]!r} is no size; write a number with KiB, MiB, GiB or TiB, for example 8GiB")
+    number, unit = match[1], match[2].upper()
+    size = int(Fraction(number) * (1024 if unit.endswith("I") else 1000) ** ("KMGT".index(unit[0]) + 1))
+    if not 1 <= size <= MAX_BYTES:
+        raise ConfigError(f"{text!r} is not between one byte and {MAX_BYTES // 2**40} TiB")
+    return size
+
+
+def parse_region(text: str) -> str:
+    """`text` as the region that a peer declares; "" where it declares none. Raises: ConfigError for any other form."""
+    if text and not (_REGION.fullmatch(text) and len(text) <= MAX_REGION_CHARACTERS):
+        raise ConfigError(
+            f"{text[:40]!r} is no region; use up to {MAX_REGION_CHARACTERS} lower-case letters and digits with single "
+            "hyphens between them, for example eu-west"
+        )
+    return text

@@ -60,6 +60,11 @@ def layer_of(tensor: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_embedding(tensor: str) -> bool:
+    """Whether a tensor that belongs to no layer is one of the embeddings, which go with the first layer."""
+    return _EMBEDDING.search(tensor) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """A file of the model's directory; `sha256` is of the whole file, in lower-case hexadecimal."""
@@ -150,7 +155,7 @@ class Manifest:
             layer = layer_of(tensor.name)
             if layer is not None:
                 return layers.start <= layer < layers.stop
-            if _EMBEDDING.search(tensor.name):
+            if is_embedding(tensor.name):
                 return has_first or (has_last and is_tied)
             return has_last
 
