@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardp2p.cli import bench, demo, generate, model, swarm, up
+from shardp2p.cli import bench, chat, demo, generate, model, swarm, up
 from shardp2p.cli.output import note, one_line
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("up")(up.up)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.add_typer(model.app)
 app.add_typer(swarm.app)
 app.add_typer(bench.app)

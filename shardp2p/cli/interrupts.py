@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ class Interrupts:
         self.is_serving = False
         """Whether being told to end is the normal way out: exit code 0 instead of 128 + the signal's number."""
         self._cancel: Callable[[], None] | None = None
+        self._instead: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Handle signals from now on. Call it in the main thread."""
@@ -51,6 +53,18 @@ class Interrupts:
         if self._cancel is None:
             raise Interrupted
         self._cancel()
+
+    @contextmanager
+    def first_means(self, action: Callable[[], None]) -> Iterator[None]:
+        """Let the first Ctrl-C within the context do `action` (in the trio run) instead; a second one ends as ever."""
+        import trio
+
+        token = trio.lowlevel.current_trio_token()
+        self._instead = lambda: token.run_sync_soon(action)
+        try:
+            yield
+        finally:
+            self._instead = None
 
     def check(self) -> None:
         """Raise Interrupted if we were told to end. For long work in other threads, which signals do not reach."""
@@ -77,6 +91,10 @@ class Interrupts:
         return result
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._instead is not None and self.exit_code is None:
+            instead, self._instead = self._instead, None
+            instead()
+            return
         if self.exit_code is not None:
             if number == signal.SIGHUP:
                 return  # a shell and its terminal both send it

@@ -1,4 +1,4 @@
-"""The options of `up` and `generate`: their types, names and help."""
+"""The options of `up`, `generate` and `chat`: their types, names and help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ExitOnStdinClose = Annotated[
     bool, Option("--exit-on-stdin-close", help="End when standard input ends, so as not to outlive a parent.")
 ]
 
-# generate
+# generate and chat
 AskedModel = Annotated[str, Argument(help="A model in the store, or a directory.", show_default=False)]
 Prompt = Annotated[str, Argument(help="What to ask or continue; - reads it from stdin.", show_default=False)]
 Peers = Annotated[
@@ -56,3 +56,9 @@ LogitBias = Annotated[
 Seed = Annotated[int, Option("--seed", help="Another seed, another answer; matters above temperature 0.")]
 Draft = Annotated[str, Option("--draft", help="lookup: guess from the text so far. none: token by token.")]
 Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once.")]
+LocalDriver = Annotated[
+    bool, Option("--local-driver", help="Drive the answer here: fewer peers see its tokens, and each lap is longer.")
+]
+LocalLayers = Annotated[
+    int, Option("--local-layers", min=0, metavar="A", help="Run the first A layers, and drive, here.")
+]
