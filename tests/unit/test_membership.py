@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardp2p.errors import IntegrityError, OverloadedError, RemoteProtocolError
@@ -100,21 +101,23 @@ def test_news_is_spread_once_and_old_news_not_at_all() -> None:
     assert known.statements() == (statement,)
 
 
-def statements() -> list[bytes]:
+@cache
+def statements() -> tuple[bytes, ...]:
     """Revocations and uses of two counted invites, more uses than either is for."""
     uses = [
         b"\x02" + made.claim(peer(number), NOW_S + (number * 7) % 5)
         for made in (invite(uses=2, key=7), invite(uses=3, key=8))
         for number in range(2, 8)
     ]
-    return [*uses, revoke_peer(2), revoke_peer(2, NOW_S + 5), revoke_invite(invite(key=9))]
+    return (*uses, revoke_peer(2), revoke_peer(2, NOW_S + 5), revoke_invite(invite(key=9)))
 
 
+@settings(max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_members_who_know_the_same_agree_whatever_the_order(chance: random.Random) -> None:
     found = [membership(1), membership(1)]
     for known in found:
-        order = statements() + statements()[:4]
+        order = [*statements(), *statements()[:4]]
         chance.shuffle(order)
         for statement in order:
             known.receive(statement, NOW_S)
@@ -134,6 +137,7 @@ def test_of_two_statements_about_one_subject_the_one_that_counts_is_known_by_its
     assert len(keys) == 12 + 2
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10), st.integers(0, 10))
 def test_statements_merge_through_a_third_member(first: int, second: int) -> None:
     """What two have heard separately, both know after they exchanged it."""
