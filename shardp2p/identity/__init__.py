@@ -1,1 +1,4 @@
-"""Who is speaking: keys, later signed values and tokens. Knows nothing of networks. Start at keys.py."""
+"""Who is speaking, and who may be in a swarm: keys, signed values, invites, memberships. Knows nothing of networks.
+
+Start at keys.py, signed.py and token.py; what is kept on disk is in owned.py and joined.py.
+"""
