@@ -150,6 +150,14 @@ class Branch:
     probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSpeed:
+    """Seconds that one layer takes: for a chunk of one token, and for each token of a wide chunk."""
+
+    decode_layer_s: float
+    prefill_layer_s: float
+
+
 MAX_BYTES = 2**50
 """No machine has a pebibyte of memory: who says so made a mistake."""
 
