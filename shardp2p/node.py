@@ -31,11 +31,12 @@ from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import Member
 from shardp2p.stage.holding import CacheBudget, HeldBlock, Holding
 from shardp2p.stage.service import StageService
+from shardp2p.swarm.probes import ProbeAnswers
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
 from shardp2p.wire.driving import DraftKind
-from shardp2p.wire.messages import Describe, Hello, MemberInfo, Message
+from shardp2p.wire.messages import Describe, Hello, MemberInfo, Message, Ping
 from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
 from shardp2p.wire.stream import Stream
 
@@ -71,6 +72,7 @@ class Node:
         self._verdicts = VerdictInbox()
         self._stage = StageService(host)
         self._held: list[HeldModel] = []
+        self._probe_answers = ProbeAnswers(is_busy=self.is_busy)
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
         self._driving = GenerateService(host, self._verdicts, make_proposer)
@@ -129,6 +131,10 @@ class Node:
         """
         await self._stage.release(held.served)
         self._held.remove(held)
+
+    def is_busy(self) -> bool:
+        """Whether requests run over our layers: then nobody measures bandwidth from or to us."""
+        return self._stage.open_sessions > 0
 
     def describe(self) -> MemberInfo:
         """Our account of ourselves, as it is now; of several blocks, the one that was held first."""
@@ -215,9 +221,13 @@ class Node:
 
     async def _serve_swarm(self, stream: Stream) -> None:
         async with open_channel(stream, SWARM) as channel:
-            if not isinstance(await _first_of(channel.receive), Describe):
+            first = await _first_of(channel.receive)
+            if isinstance(first, Ping):
+                await self._probe_answers.serve(channel, first)
+            elif isinstance(first, Describe):
+                await channel.send(self.describe())
+            else:
                 raise RemoteProtocolError(f"{channel.peer} asked for nothing we know")
-            await channel.send(self.describe())
 
     async def _serve_ring(self, stream: Stream) -> None:
         """A ring stream brings verdicts to a generation of ours, or chunks to our stage."""

@@ -58,6 +58,11 @@ class StageService:
         self._opened = trio.Condition()
 
     @property
+    def open_sessions(self) -> int:
+        """How many sessions are open or being opened."""
+        return len(self._sessions)
+
+    @property
     def held(self) -> tuple[HeldBlock, ...]:
         """What is served or draining, in the order of holding."""
         return tuple(self._held)
