@@ -7,7 +7,7 @@ gone, so ask the peer itself. Nothing here answers from what was found before. P
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -35,6 +35,10 @@ MAX_TOPICS: Final = 64
 """A peer holds layers of a few models; each topic costs a lookup every few minutes."""
 MAX_FOUND: Final = 256
 """Providers in one answer: more than anybody asks one after the other; liars could name peers for ever."""
+ADVERTISEMENTS: Final = 5
+PACE_S: Final = 10.0
+"""At most so many topics are told in so long: libp2p drops the eleventh of one peer in ten seconds without a word, and
+a peer that restarts has told some just before."""
 ADVERTISE_S: Final = 600.0
 """Each topic again after this: three times within the life of a provider's entry."""
 PUT_S: Final = 900.0
@@ -70,6 +74,7 @@ class Directory:
         self._record: bytes | None = None
         self._record_put_at: float | None = None
         self._record_due_at = 0.0
+        self._advertised_at: deque[float] = deque(maxlen=ADVERTISEMENTS)
         self._publishing = trio.Lock()
         if is_server:
             host.serve(PROTOCOL_ID, self._kad.serve)
@@ -100,7 +105,8 @@ class Directory:
     async def advertise(self, topic: str) -> None:
         """Take part in `topic` from now on: told to the nearest peers now, and again for as long as we live.
 
-        Returns after the first attempt; one that reaches nobody is repeated in the background.
+        Returns after the first attempt; one that reaches nobody is repeated in the background, where the sixth topic
+        within 10 s waits as well.
         Raises: ConfigError for more topics than a peer may have, and for a directory that only asks.
         """
         if not self._is_server:
@@ -195,7 +201,10 @@ class Directory:
         """Show what is due, one after the other: each holds up to a lookup's traffic."""
         async with self._publishing:
             for topic, due_at in list(self._topic_due_at.items()):
-                if due_at <= trio.current_time():
+                now = trio.current_time()
+                is_paced = len(self._advertised_at) < ADVERTISEMENTS or now - self._advertised_at[0] >= PACE_S
+                if due_at <= now and is_paced:
+                    self._advertised_at.append(now)
                     await self._advertise_now(topic)
             if self._record is not None and self._record_due_at <= trio.current_time():
                 await self._put_now(self._record)

@@ -7,18 +7,24 @@ Why each is needed: docs/decisions/0002-libp2p-patches.md.
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Final
 
 import trio
+from libp2p.kad_dht import utils as kad_utils
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection import swarm_connection
+from libp2p.peer.envelope import consume_envelope
 from libp2p.stream_muxer import muxer_multistream
 
 from shardp2p.errors import ConfigError
 from shardp2p.host.muxer import Muxer
 
 PATCHED_VERSION: Final = "0.8.1"
+
+_ENVELOPES: Final = 4096
+"""As many as peers in an address book; each is below a KiB as a rule, and bounded by a stream of the directory."""
 
 
 def apply() -> None:
@@ -34,6 +40,7 @@ def apply() -> None:
         )
     use_own_muxer()
     stop_dialling_by_itself()
+    remember_signatures()
     quieten_logs()
 
 
@@ -52,6 +59,14 @@ def stop_dialling_by_itself() -> None:
 
 async def _connect_to_nobody(_: AutoConnector) -> None:
     await trio.lowlevel.checkpoint()
+
+
+def remember_signatures() -> None:
+    """Check each peer's signed addresses once: every answer in the directory repeats those of up to 20 peers."""
+    setattr(kad_utils, "consume_envelope", _consume_envelope)  # noqa: B010
+
+
+_consume_envelope = lru_cache(_ENVELOPES)(consume_envelope)
 
 
 def quieten_logs() -> None:

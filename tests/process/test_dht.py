@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -14,11 +15,11 @@ from libp2p.records.record import make_put_record
 
 from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.address_book import Provider
-from shardp2p.host.dht import Directory, open_directory
+from shardp2p.host.dht import ADVERTISEMENTS, PACE_S, Directory, open_directory
 from shardp2p.host.host import Host, open_host
 from shardp2p.identity.keys import Identity
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.stream import Stream
+from shardp2p.wire.stream import Handler, Stream
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 NAMESPACE = "testing"
@@ -92,7 +93,7 @@ async def test_two_peers_and_a_client_find_one_another() -> None:
         await one.directory.advertise("models")
         await two.directory.advertise("models")
         await two.directory.put(record(two.peer_id, 1))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             assert ids(await one.directory.find("models")) == {two.peer_id}
             assert ids(await two.directory.find("models")) == {one.peer_id}
             found = await client.directory.find("models")
@@ -120,19 +121,21 @@ async def test_a_client_is_in_nobodys_routing_table_and_cannot_advertise() -> No
 
 async def test_everything_is_found_with_five_of_twelve_killed() -> None:
     async with swarm(12, clients=1) as (*servers, client):
+        authors = servers[3:9]  # of whom half are killed
         for server in servers:
-            await server.directory.put(record(server.peer_id, 1))
             await server.directory.advertise("models")
+        for author in authors:
+            await author.directory.put(record(author.peer_id, 1))
         for victim in servers[1:6]:
             victim.scope.cancel()
         await trio.sleep(0.1)
         alive = [servers[0], *servers[6:]]
-        with trio.fail_after(20):
+        with trio.fail_after(90):
             for asker in [client, *alive[:2]]:
                 expected = {peer.peer_id for peer in alive} - {asker.peer_id}
                 assert ids(await asker.directory.find("models")) >= expected
-                for server in servers:
-                    assert await asker.directory.get(server.peer_id) == record(server.peer_id, 1)
+                for author in authors:
+                    assert await asker.directory.get(author.peer_id) == record(author.peer_id, 1)
             await alive[0].directory.advertise("another")
             assert ids(await client.directory.find("another")) == {alive[0].peer_id}
 
@@ -154,7 +157,7 @@ async def test_records_are_found_after_their_author_has_gone() -> None:
         two.scope.cancel()
         await trio.sleep(0.1)
         for asker in (one, three, client):
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 assert await asker.directory.get(two.peer_id) == record(two.peer_id, 5)
 
 
@@ -192,16 +195,24 @@ async def test_peers_that_never_answer_hold_up_nobody_for_long() -> None:
             await server.directory.put(record(server.peer_id, 1))
         await client.directory.get(servers[0].peer_id)
 
-        async def hang(_: Stream) -> None:
-            await trio.sleep_forever()
+        asked: Counter[str] = Counter()
+
+        def hang_at(server: Peer) -> Handler:
+            async def hang(stream: Stream) -> None:
+                if stream.peer == client.peer_id:
+                    asked[server.peer_id] += 1
+                await trio.sleep_forever()
+
+            return hang
 
         for server in servers[1:6]:
-            server.host.serve(PROTOCOL_ID, hang)
-        started_at = trio.current_time()
-        for server in servers:
-            assert await client.directory.get(server.peer_id) == record(server.peer_id, 1)
-        # The hanging are noticed once and then left alone.
-        assert trio.current_time() - started_at < 15
+            server.host.serve(PROTOCOL_ID, hang_at(server))
+        with trio.fail_after(90):
+            for server in servers:
+                assert await client.directory.get(server.peer_id) == record(server.peer_id, 1)
+        # Who hangs is noticed once and then left alone, instead of asked in each of the twelve lookups.
+        assert len(asked) == 5
+        assert max(asked.values()) <= 4
 
 
 async def test_bytes_that_are_no_request_end_the_stream_and_nothing_else() -> None:
@@ -221,7 +232,7 @@ async def test_a_peer_with_many_open_streams_keeps_nobody_out() -> None:
             stream = await greedy.host.open_stream(one.peer_id, PROTOCOL_ID)
             stack.push_async_callback(stream.reset)
         await two.directory.put(record(two.peer_id, 1))
-        with trio.fail_after(3):
+        with trio.fail_after(30):
             assert await two.directory.get(two.peer_id) == record(two.peer_id, 1)
             assert one.directory._kad.value_store.size() == 1
 
@@ -236,7 +247,7 @@ async def test_a_peer_alone_advertises_when_somebody_comes() -> None:
             await other.directory.bootstrap([one.entry])
             assert ids(await other.directory.find("models")) == {one.peer_id}
             # One learns of the other by its connection, and retries what reached nobody.
-            with trio.fail_after(15):
+            with trio.fail_after(60):
                 while not other.directory._kad.value_store.size():
                     await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
@@ -256,10 +267,35 @@ async def test_an_unreachable_bootstrap_peer_is_tried_again() -> None:
             open_host(late.identity, [address]) as host,
             open_directory(host, NAMESPACE, validate, is_server=True),
         ):
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while not early.directory.table_size:
                     await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_address_where_nothing_answers_costs_seconds_once() -> None:
+    silent = Identity.from_seed(next(seeds).to_bytes(32, "big")).peer_id
+    async with swarm(2, clients=1) as (_, two, client):
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            address = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
+            with trio.fail_after(30):
+                await client.directory.bootstrap([(silent, [address])])
+            await two.directory.put(record(two.peer_id, 1))
+            with trio.fail_after(30):
+                assert await client.directory.get(two.peer_id) == record(two.peer_id, 1)
+            assert client.directory.table_size == 2
+
+
+async def test_more_topics_than_the_protocol_takes_at_once_are_told_later() -> None:
+    async with swarm(2) as (one, two):
+        for number in range(ADVERTISEMENTS + 2):
+            await one.directory.advertise(f"topic {number}")
+        assert two.directory._kad.provider_store.size() == ADVERTISEMENTS
+        with trio.fail_after(PACE_S + 60):
+            while two.directory._kad.provider_store.size() < ADVERTISEMENTS + 2:
+                await trio.sleep(0.2)
 
 
 async def test_leaving_leaves_no_task() -> None:
