@@ -199,6 +199,9 @@ class Gossip:
                 self._spread(short, exchange, now + URGENT_S)
             case "same" if is_lie:
                 raise IntegrityError(FORGED)
+            case "old" if news.heartbeat.sequence < self.view.sequence_of(short):
+                exchange.heartbeats.add(short)
+                exchange.hurry(now + URGENT_S)
             case "contradiction":
                 self._strike_about(news, now)
 

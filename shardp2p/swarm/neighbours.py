@@ -90,15 +90,18 @@ class Neighbours:
         now: float,
     ) -> list[PeerAddress]:
         """Whom to dial now. `connected` includes those that are being dialled."""
-        open_to_us = [
-            PeerAddress(record.peer_id, record.addresses)
-            for record in live
-            if record.addresses and record.peer_id not in connected and self._may_try(record.peer_id, is_banned, now)
-        ]
         chosen_already = sum(state.is_chosen for state in connected.values())
-        lacking = SMALL if len(live) <= SMALL else CHOSEN - chosen_already
-        lacking = min(lacking, DIALS_AT_ONCE)
-        chosen = self._rng.sample(open_to_us, min(len(open_to_us), lacking)) if lacking > 0 else []
+        lacking = min(DIALS_AT_ONCE, SMALL if len(live) <= SMALL else CHOSEN - chosen_already)
+        chosen: list[PeerAddress] = []
+        if lacking > 0:
+            open_to_us = [
+                PeerAddress(record.peer_id, record.addresses)
+                for record in live
+                if record.addresses
+                and record.peer_id not in connected
+                and self._may_try(record.peer_id, is_banned, now)
+            ]
+            chosen = self._rng.sample(open_to_us, min(len(open_to_us), lacking))
         return chosen + self._reunion(live, connected, is_banned, now)
 
     def surplus(self, connected: Mapping[PeerId, Connected], live: int, now: float) -> list[PeerId]:

@@ -7,6 +7,7 @@ so nobody can bring back the dead by repeating them.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,14 +74,18 @@ class View:
         self._gone: OrderedDict[ShortId, tuple[int, int]] = OrderedDict()
         self._refused: OrderedDict[ShortId, float] = OrderedDict()
         self._departed = 0
+        self._live: tuple[CoverageRecord, ...] | None = ()
+        self._none_silent_before = math.inf
 
     def __len__(self) -> int:
         return len(self._entries) - self._departed
 
     def live(self) -> tuple[CoverageRecord, ...]:
         """The newest record of every live peer, by peer id. Call `expire` before."""
-        records = [entry.record for entry in self._entries.values() if not entry.record.is_departure]
-        return tuple(sorted(records, key=lambda record: record.peer_id))
+        if self._live is None:
+            records = [entry.record for entry in self._entries.values() if not entry.record.is_departure]
+            self._live = tuple(sorted(records, key=lambda record: record.peer_id))
+        return self._live
 
     def record_of(self, peer: PeerId) -> CoverageRecord | None:
         """The newest record of a live peer."""
@@ -187,18 +192,28 @@ class View:
             record, news.sealed, heartbeat.count, heartbeat.proof, now, now - heartbeat.age_s, allowance
         )
         self._gone.pop(short, None)
+        self._live = None
+        self._none_silent_before = min(
+            self._none_silent_before, now - heartbeat.age_s + self._entries[short].lifetime_s
+        )
         if record.is_departure:
             return None if before is None else Vanished(before, "left")
         return Appeared(record) if before is None else Updated(record, before)
 
     def expire(self, now: float) -> list[ViewEvent]:
         """Forget who was not heard for its lifetime."""
+        # A heartbeat only puts off the end of its peer, so before the earliest end of the last look nobody has ended.
+        if now < self._none_silent_before:
+            return []
         silent = [short for short, entry in self._entries.items() if now - entry.alive_at >= entry.lifetime_s]
-        return [event for short in silent if (event := self._remove(short, "silent")) is not None]
+        events = [event for short in silent if (event := self._remove(short, "silent")) is not None]
+        ends = (entry.alive_at + entry.lifetime_s for entry in self._entries.values())
+        self._none_silent_before = min(ends, default=math.inf)
+        return events
 
     def shut_out(self, peer: PeerId) -> ViewEvent | None:
         """Never believe this peer again: it was revoked."""
-        return self._refuse(short_id(peer), float("inf"), "shut out")
+        return self._refuse(short_id(peer), math.inf, "shut out")
 
     def _refuse(self, short: ShortId, until: float, reason: Reason) -> ViewEvent | None:
         self._refused[short] = max(until, self._refused.get(short, 0.0))
@@ -213,6 +228,7 @@ class View:
         entry = self._entries.pop(short, None)
         if entry is None:
             return None
+        self._live = None
         self._departed -= entry.record.is_departure
         count = MAX_CHAIN_LENGTH if entry.record.is_departure else entry.count
         self._gone[short] = entry.record.sequence, count
