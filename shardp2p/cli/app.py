@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardp2p.cli import bench, chat, demo, generate, model, swarm, up
+from shardp2p.cli import bench, chat, demo, generate, lab, model, swarm, up
 from shardp2p.cli.output import note, one_line
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("chat")(chat.chat)
 app.add_typer(model.app)
 app.add_typer(swarm.app)
 app.add_typer(bench.app)
+app.add_typer(lab.app)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from shardp2p.scheduler.ring_cells import Costs, Indices, active_in
 from shardp2p.scheduler.ring_search import Delay
 from shardp2p.vocabulary import LayerRange, PeerId
 
-NEAREST_PER_LAYER = 10
+NEAREST_PER_LAYER = 6
 """Holders of each layer that a newcomer considers: those that cost least in hops from it and in computing."""
 
 
