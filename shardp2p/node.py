@@ -36,7 +36,7 @@ from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
 from shardp2p.wire.driving import DraftKind
-from shardp2p.wire.messages import Describe, Hello, MemberInfo, Message, Ping
+from shardp2p.wire.messages import AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
 from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
 from shardp2p.wire.stream import Stream
 
@@ -76,6 +76,8 @@ class Node:
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
         self._driving = GenerateService(host, self._verdicts, make_proposer)
+        self.sealed_record: Callable[[], bytes] = bytes
+        """Our newest coverage record; empty outside a swarm."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -129,8 +131,10 @@ class Node:
 
         Cancelling it, as `trio.move_on_after` does, ends them at once, with a reason to their coordinators.
         """
-        await self._stage.release(held.served)
-        self._held.remove(held)
+        try:
+            await self._stage.release(held.served)
+        finally:
+            self._held = [other for other in self._held if other is not held]
 
     def is_busy(self) -> bool:
         """Whether requests run over our layers: then nobody measures bandwidth from or to us."""
@@ -219,6 +223,18 @@ class Node:
             raise RemoteProtocolError(f"peer {peer} did not say what it is, but {type(answer).__name__}")
         return answer
 
+    async def ask_record(self, peer: PeerId, addresses: Sequence[str] = ()) -> bytes:
+        """The sealed coverage record of `peer`, from itself. Raises: what dialling raises; PeerUnavailableError."""
+        stream = await self._host.open_stream(peer, SWARM, addresses)
+        async with open_channel(stream, SWARM) as channel:
+            await channel.send(AskRecord())
+            answer = await channel.receive()
+        if not isinstance(answer, OwnRecord):
+            raise RemoteProtocolError(f"peer {peer} answered with {type(answer).__name__}", peer)
+        if not answer.sealed:
+            raise PeerUnavailableError(f"peer {peer} has nothing to say of itself yet", peer)
+        return answer.sealed
+
     async def _serve_swarm(self, stream: Stream) -> None:
         async with open_channel(stream, SWARM) as channel:
             first = await _first_of(channel.receive)
@@ -226,6 +242,8 @@ class Node:
                 await self._probe_answers.serve(channel, first)
             elif isinstance(first, Describe):
                 await channel.send(self.describe())
+            elif isinstance(first, AskRecord):
+                await channel.send(OwnRecord(self.sealed_record()))
             else:
                 raise RemoteProtocolError(f"{channel.peer} asked for nothing we know")
 

@@ -91,6 +91,28 @@ def reference(tiny: Path) -> ReferenceRun:
     return Reference(tiny).generate(prompt, 24, tokenizer.stop_tokens)
 
 
+@pytest.mark.parametrize(
+    ("options", "first_layers"),
+    [(("--local-driver",), 2), (("--local-layers", 1), 1), (("--local-layers", 3), 3), (("--local-layers", 4), 4)],
+)
+def test_the_driver_and_the_first_layers_may_be_here(
+    ask: Callable[..., tuple[int, str, str]],
+    stages: list[StageProcess],
+    reference: ReferenceRun,
+    options: tuple[object, ...],
+    first_layers: int,
+) -> None:
+    """The ring then begins here, and the peers' ranges are cut."""
+    code, out, err = ask(PROMPT, *peers(*stages[:2]), "--max-tokens", 24, "--draft", "lookup", "--json", *options)
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert tuple(answer["tokens"]) == reference.tokens
+    bounds = [stage["layers"] for stage in answer["stages"]]
+    assert bounds[0] == [0, first_layers]
+    is_here = answer["stages"][0]["peer_id"] not in {stage.peer_id for stage in stages}
+    assert is_here == ("--local-layers" in options)
+
+
 @pytest.mark.parametrize("draft", ["none", "lookup"])
 def test_answer_is_the_whole_models_own(
     ask: Callable[..., tuple[int, str, str]],
@@ -189,6 +211,7 @@ def test_prompt_must_be_text(refused: Callable[..., str], prompt: str) -> None:
             "a --stop text is not UTF-8 text",
         ),
         (["--temperature", "-1"], "temperature is -1"),
+        (["--local-layers", "-1"], "Invalid value for '--local-layers'"),
         (["--top-p", "0"], "top_p is 0"),
         (["--logit-bias", "a:b"], "is no TOKEN:BIAS"),
         (["--log-level", "loud"], "the log level is 'loud'"),
@@ -275,3 +298,8 @@ def test_model_is_known_by_its_digest_whatever_its_name(
     code, out, _ = ask(PROMPT, *peers(*stages[:2]), "--max-tokens", 2, "--json", model=copy)
     assert code == 0
     assert json.loads(out)["model"] == "my-own-name"
+
+
+def test_local_layers_beyond_the_model_are_refused(refused: Callable[..., str], stages: list[StageProcess]) -> None:
+    line = refused(PROMPT, *peers(*stages[:2]), "--local-layers", LAYERS + 1)
+    assert line == f"--local-layers {LAYERS + 1} is more than tiny has: {LAYERS}"

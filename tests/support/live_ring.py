@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from shardp2p.coordinator.commands import Limits, Proposer
 from shardp2p.coordinator.request import GenerationRequest, Result
@@ -45,10 +46,11 @@ async def run(
     request: GenerationRequest,
     proposer: Proposer | None = None,
     limits: Limits | None = None,
+    **options: Any,
 ) -> tuple[tuple[Token, ...], Result]:
     """The tokens of one generation and how it went."""
     tokens: list[Token] = []
-    async with client.generate(plan, request, proposer=proposer, limits=limits) as stream:
+    async with client.generate(plan, request, proposer=proposer, limits=limits, **options) as stream:
         async for batch in stream:
             tokens.extend(batch)
     return tuple(tokens), stream.result
