@@ -11,7 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 import trio
 from libp2p.kad_dht.common import PROTOCOL_ID
+from libp2p.kad_dht.pb.kademlia_pb2 import Message, Record
 from libp2p.records.record import make_put_record
+from libp2p.utils.varint import encode_varint_prefixed
 
 from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.address_book import Provider
@@ -224,6 +226,54 @@ async def test_bytes_that_are_no_request_end_the_stream_and_nothing_else() -> No
             await stream.close()
         await two.directory.put(record(two.peer_id, 1))
         assert await one.directory.get(two.peer_id) == record(two.peer_id, 1)
+
+
+def strange_messages() -> list[Message]:
+    """Requests of every kind whose parts are missing, too long, or of another kind."""
+    blobs = [b"", b"\x00", b"\xff" * 40, b"/testing/nobody", b"\x12\x20" + bytes(32), b"k" * 200]
+    messages = []
+    for kind in range(6):
+        for blob in blobs:
+            messages.append(Message(type=Message.MessageType.Name(kind), key=blob, senderRecord=blob))
+            messages.append(Message(type=Message.MessageType.Name(kind), key=blob))
+            messages.append(Message(type=Message.MessageType.Name(kind), key=blob))
+            messages[-1].record.CopyFrom(
+                Record(key=blob, value=blob, author=blob, signature=blob, timeReceived="later")
+            )
+            for peers in (messages[-1].providerPeers, messages[-1].closerPeers):
+                peers.add(id=blob, addrs=[blob, b"\x04\x00\x00"], signedRecord=blob)
+    return messages
+
+
+async def test_strange_requests_and_answers_harm_nobody() -> None:
+    async with swarm(2, clients=1) as (one, two, stranger):
+        for message in strange_messages():
+            data = message.SerializeToString()
+            stream = await stranger.host.open_stream(one.peer_id, PROTOCOL_ID)
+            with suppress(PeerUnavailableError):
+                await stream.send_all(encode_varint_prefixed(data))
+                await stream.receive_some(65536)
+            await stream.close()
+
+        answers = itertools.cycle(strange_messages())
+
+        async def answer(stream: Stream) -> None:
+            data = next(answers).SerializeToString()
+            await stream.receive_some(65536)
+            await stream.send_all(encode_varint_prefixed(data))
+
+        two.host.serve(PROTOCOL_ID, answer)
+        for number in range(120):
+            one.directory._book.heard(two.peer_id, trio.current_time())  # ends its pause
+            if number % 3 == 0:
+                await one.directory._queries.acquaint([two.peer_id])
+            elif number % 3 == 1:
+                assert await one.directory.get(two.peer_id) is None
+            else:
+                await one.directory.find("models")
+        one.directory._book.heard(two.peer_id, trio.current_time())
+        await one.directory.put(record(one.peer_id, 1))
+        assert await stranger.directory.get(one.peer_id) == record(one.peer_id, 1)
 
 
 async def test_a_peer_with_many_open_streams_keeps_nobody_out() -> None:
