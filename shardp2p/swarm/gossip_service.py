@@ -76,12 +76,19 @@ class GossipService:
         rng: Random | None = None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         unix_clock: Callable[[], float] = time.time,
+        is_listener: bool = False,
     ) -> None:
+        """A listener hears and passes on everything, and says nothing of itself."""
         rng = rng or Random(secrets.randbits(64))
         self._network = network
         self._swarm = swarm
         self._unix_clock = unix_clock
-        self._gossip = Gossip(Publisher(identity, swarm, rng, entropy), swarm, validators=validators, strikes=strikes)
+        self._gossip = Gossip(
+            Publisher(identity, swarm, rng, entropy, is_silent=is_listener),
+            swarm,
+            validators=validators,
+            strikes=strikes,
+        )
         self._neighbours = Neighbours(identity.peer_id, bootstrap, rng)
         self._conversations: dict[PeerId, _Conversation] = {}
         self._dialling: dict[PeerId, Connected] = {}
@@ -97,6 +104,10 @@ class GossipService:
     def own(self) -> CoverageRecord | None:
         """Our newest record; None before `run`."""
         return self._gossip.own.record
+
+    def own_sealed(self) -> bytes:
+        """Our newest record as it was sealed; empty before `run`, and for a listener."""
+        return self._gossip.own.sealed
 
     @property
     def strikes(self) -> Strikes:

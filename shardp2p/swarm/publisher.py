@@ -50,12 +50,21 @@ class Coverage:
 class Publisher:
     """Makes our records and heartbeats. `entropy(n)` gives n secret random bytes."""
 
-    def __init__(self, identity: Identity, swarm: SwarmId, rng: Random, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        swarm: SwarmId,
+        rng: Random,
+        entropy: Callable[[int], bytes],
+        *,
+        is_silent: bool = False,
+    ) -> None:
         self.short = short_id(identity.peer_id)
         self._identity = identity
         self._swarm = swarm
         self._rng = rng
         self._entropy = entropy
+        self._is_silent = is_silent
         self._wanted = Coverage()
         self._published: Coverage | None = None
         self._is_leaving = False
@@ -113,7 +122,7 @@ class Publisher:
 
     def tick(self, now: float, unix_s: float, size: int) -> bool:
         """Whether there is a new record or heartbeat in a swarm of `size`, ourselves included."""
-        if self._record is not None and self._record.is_departure:
+        if self._is_silent or (self._record is not None and self._record.is_departure):
             return False
         lifetime = lifetime_s(size, 0.0 if self._record is None else self._record.lifetime_s)
         if self._needs_record(now, size, lifetime) and self._may_record(now):
@@ -128,6 +137,8 @@ class Publisher:
 
     def next_at(self, now: float, size: int) -> float:
         """When `tick` has something to do next."""
+        if self._is_silent:
+            return float("inf")
         if self._record is None:
             return now
         if self._record.is_departure:

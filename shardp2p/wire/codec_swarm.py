@@ -18,9 +18,11 @@ from shardp2p.wire.codec_parts import (
     read_layers,
     write_layers,
 )
-from shardp2p.wire.messages import Describe, MemberInfo, Ping, Pong
+from shardp2p.wire.messages import AskRecord, Describe, MemberInfo, OwnRecord, Ping, Pong
 from shardp2p.wire.pb import swarm_pb2
 
+MAX_SEALED_BYTES: Final = 8 * 1024 + 96
+"""What records.MAX_SEALED_BYTES allows."""
 MAX_VERSION_CHARACTERS: Final = 64
 MAX_MODEL_CHARACTERS: Final = 256
 MAX_DEVICE_CHARACTERS: Final = 128
@@ -111,9 +113,25 @@ def _check_nonce(nonce: bytes) -> None:
         raise InvalidError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}")
 
 
+def _write_own_record(message: OwnRecord) -> bytes:
+    return swarm_pb2.OwnRecord(sealed=message.sealed).SerializeToString()
+
+
+def _read_own_record(wire: swarm_pb2.OwnRecord) -> OwnRecord:
+    return OwnRecord(wire.sealed)
+
+
+def _check_own_record(message: OwnRecord) -> None:
+    check_count(len(message.sealed), MAX_SEALED_BYTES, "bytes of a sealed record")
+
+
 CODECS: Final[dict[type, AnyCodec]] = {
     Describe: MessageCodec(swarm_pb2.Describe, lambda _: b"", lambda _: Describe(), accept),
     MemberInfo: MessageCodec(swarm_pb2.MemberInfo, _write_member, _read_member, _check_member),
+    AskRecord: MessageCodec(swarm_pb2.AskRecord, lambda _: b"", lambda _: AskRecord(), accept),
+    OwnRecord: MessageCodec(
+        swarm_pb2.OwnRecord, _write_own_record, lambda wire: OwnRecord(wire.sealed), _check_own_record
+    ),
     Ping: MessageCodec(swarm_pb2.Ping, _write_ping, _read_ping, _check_ping),
     Pong: MessageCodec(swarm_pb2.Pong, _write_pong, _read_pong, _check_pong),
 }

@@ -226,7 +226,19 @@ class Pong:
     room_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class AskRecord:
+    """Anyone to a peer: send your newest coverage record."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRecord:
+    """The answer: the record as the peer sealed it; empty while it has none."""
+
+    sealed: bytes
+
+
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
-SwarmMessage = Describe | MemberInfo | Ping | Pong
+SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong
 Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage

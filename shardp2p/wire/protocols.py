@@ -88,6 +88,8 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
     SWARM: (
         MessageKind(1, messages.Describe, SMALL_BYTES),
         MessageKind(2, messages.MemberInfo, TEXT_BYTES),
+        MessageKind(3, messages.AskRecord, SMALL_BYTES),
+        MessageKind(4, messages.OwnRecord, TEXT_BYTES),
         MessageKind(16, messages.Ping, PROBE_BYTES),
         MessageKind(17, messages.Pong, SMALL_BYTES),
     ),

@@ -21,6 +21,7 @@ from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import (
     Activations,
+    AskRecord,
     Chunk,
     Close,
     Closed,
@@ -34,6 +35,7 @@ from shardp2p.wire.messages import (
     Message,
     Open,
     Opened,
+    OwnRecord,
     PeerAddress,
     Ping,
     Pong,
@@ -191,6 +193,9 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "describe": Describe(),
         "member_serving": MEMBER,
         "member_idle": MemberInfo(PEER, "0.1.0", 1, 0),
+        "ask_record": AskRecord(),
+        "own_record": OwnRecord(bytes(range(200))),
+        "own_record_none": OwnRecord(b""),
         "ping": Ping(bytes(range(16))),
         "ping_with_padding": Ping(bytes(range(16)), b"padding"),
         "pong": Pong(bytes(range(16)), 507_904),
@@ -351,7 +356,7 @@ BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
         "frame_generate_too_long": bytes.fromhex("0100200001"),
     },
     SWARM: {
-        "frame_unknown_kind": bytes.fromhex("0300000000"),
+        "frame_unknown_kind": bytes.fromhex("0f00000000"),
         "frame_member_too_long": bytes.fromhex("0200004001"),
         "frame_ping_too_long": bytes.fromhex("1000008001"),
     },

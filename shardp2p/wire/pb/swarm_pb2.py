@@ -29,7 +29,7 @@ _sym_db = _symbol_database.Default()
 from shardp2p.wire.pb import types_pb2 as shardp2p_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shardp2p/v1/swarm.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\n\n\x08\x44\x65scribe\"\xb2\x02\n\nMemberInfo\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\'\n\x06layers\x18\x06 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x08 \x01(\r\x12\x13\n\x0blayer_bytes\x18\t \x01(\x04\x12\x11\n\trss_bytes\x18\n \x01(\x04\x12\x0b\n\x03pid\x18\x0b \x01(\r\x12\x17\n\x0f\x66ree_cache_rows\x18\x0c \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x19\n\x11load_growth_bytes\x18\x0e \x01(\x04\"&\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\")\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x12\n\nroom_bytes\x18\x02 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shardp2p/v1/swarm.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\n\n\x08\x44\x65scribe\"\xb2\x02\n\nMemberInfo\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\'\n\x06layers\x18\x06 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x08 \x01(\r\x12\x13\n\x0blayer_bytes\x18\t \x01(\x04\x12\x11\n\trss_bytes\x18\n \x01(\x04\x12\x0b\n\x03pid\x18\x0b \x01(\r\x12\x17\n\x0f\x66ree_cache_rows\x18\x0c \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x19\n\x11load_growth_bytes\x18\x0e \x01(\x04\"\x0b\n\tAskRecord\"\x1b\n\tOwnRecord\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"&\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\")\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x12\n\nroom_bytes\x18\x02 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,8 +40,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBE']._serialized_end=75
   _globals['_MEMBERINFO']._serialized_start=78
   _globals['_MEMBERINFO']._serialized_end=384
-  _globals['_PING']._serialized_start=386
-  _globals['_PING']._serialized_end=424
-  _globals['_PONG']._serialized_start=426
-  _globals['_PONG']._serialized_end=467
+  _globals['_ASKRECORD']._serialized_start=386
+  _globals['_ASKRECORD']._serialized_end=397
+  _globals['_OWNRECORD']._serialized_start=399
+  _globals['_OWNRECORD']._serialized_end=426
+  _globals['_PING']._serialized_start=428
+  _globals['_PING']._serialized_end=466
+  _globals['_PONG']._serialized_start=468
+  _globals['_PONG']._serialized_end=509
 # @@protoc_insertion_point(module_scope)

@@ -46,6 +46,16 @@ class MemberInfo(_message.Message):
     load_growth_bytes: int
     def __init__(self, peer_id: _Optional[str] = ..., version: _Optional[str] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_layers: _Optional[int] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., dtype: _Optional[str] = ..., context_tokens: _Optional[int] = ..., layer_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., pid: _Optional[int] = ..., free_cache_rows: _Optional[int] = ..., device: _Optional[str] = ..., load_growth_bytes: _Optional[int] = ...) -> None: ...
 
+class AskRecord(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OwnRecord(_message.Message):
+    __slots__ = ("sealed",)
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    sealed: bytes
+    def __init__(self, sealed: _Optional[bytes] = ...) -> None: ...
+
 class Ping(_message.Message):
     __slots__ = ("nonce", "padding")
     NONCE_FIELD_NUMBER: _ClassVar[int]

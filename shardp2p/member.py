@@ -1,0 +1,337 @@
+"""A peer of a swarm, in any role: it gossips, asks the directory, measures its links, and knows who is live.
+
+`open_member` joins; `Member.live` is what gossip tells, `Member.ask_directory` works before any gossip arrived.
+A peer that serves layers by itself is a member with a keeper (keeper.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from shardp2p.errors import (
+    ConfigError,
+    IntegrityError,
+    OverloadedError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    ShardError,
+)
+from shardp2p.host.addresses import parse_address
+from shardp2p.host.dht import Directory, open_directory
+from shardp2p.host.failures import single_errors
+from shardp2p.host.host import Host, open_host
+from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
+from shardp2p.identity.keys import Identity
+from shardp2p.identity.membership import Membership, read_statement, subject_of
+from shardp2p.node import Node
+from shardp2p.scheduler.topology import Machine, Topology
+from shardp2p.swarm.gossip_service import GossipService
+from shardp2p.swarm.links import Links
+from shardp2p.swarm.probes import Prober
+from shardp2p.swarm.publisher import Coverage
+from shardp2p.swarm.sealed_records import open_record
+from shardp2p.swarm.shared_values import REVOCATIONS, Subject
+from shardp2p.swarm.strikes import BREACH
+from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.wire.messages import PeerAddress
+from shardp2p.wire.records import CoverageRecord
+
+USES: Final = 2
+"""The kind of shared values that say who used a counted invite."""
+ASK_S: Final = 5.0
+"""How long one peer may take to say what it is; a live one answers in a round trip or two."""
+ASKED_AT_ONCE: Final = 16
+"""Peers that are asked at the same time."""
+MEMBERSHIP_S: Final = 1.0
+"""How often revocations that came by another way are looked for, and connections of the revoked closed."""
+RECORD_S: Final = 2.0
+"""How often at least the directory gets our newest record; it sends only what changed."""
+SIGHT_S: Final = 15.0
+"""How long a client waits for the first neighbour to tell who is live."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A record that the directory led to; `is_live` says that the peer itself answered just now."""
+
+    record: CoverageRecord
+    is_live: bool
+
+
+class Member:
+    """A peer in a swarm. Made by `open_member`."""
+
+    def __init__(
+        self,
+        host: Host,
+        joined: JoinedSwarm,
+        gossip: GossipService,
+        directory: Directory,
+        bootstrap: Sequence[PeerAddress],
+    ) -> None:
+        self.node = Node(host)
+        self.swarm: SwarmId = joined.swarm
+        self.name = joined.name
+        self.gossip = gossip
+        self.directory = directory
+        self.links = Links(host.peer_id)
+        self.bootstrap = tuple(bootstrap)
+        self.refusal: str | None = None
+        self.ring_peers: frozenset[PeerId] = frozenset()
+        """Peers next to us in rings: their links are measured first."""
+        self._host = host
+        self._prober = Prober(
+            host,
+            self.links,
+            alive=self._alive,
+            needed=lambda: self.ring_peers,
+            is_busy=self._is_busy,
+            blame=self._blame,
+        )
+        self.node.sealed_record = gossip.own_sealed
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._host.peer_id
+
+    def live(self) -> tuple[CoverageRecord, ...]:
+        """The newest record of every peer that gossip shows alive, our own included, by peer id."""
+        return self.gossip.live()
+
+    def say(self, coverage: Coverage) -> None:
+        """Tell the swarm this of ourselves from now on; links and addresses are added here."""
+        self.gossip.publish(coverage)
+
+    def topology(self, machines: Iterable[Machine], records: Sequence[CoverageRecord] | None = None) -> Topology:
+        """The delays between peers, as the live ones measured them, and we did just now."""
+        now = trio.current_time()
+        rtts = [
+            (record.peer_id, link.peer, link.rtt_s)
+            for record in (self.live() if records is None else records)
+            if record.peer_id != self.peer_id
+            for link in record.links
+        ]
+        own = [(self.peer_id, link.peer, link.rtt_s) for link in self.links.snapshot(now)]
+        return Topology.from_round_trips(machines, [*rtts, *own])
+
+    async def wait_sight(self) -> None:
+        """Wait until a neighbour has told us who is live.
+
+        Raises: PeerUnavailableError, after a while, with each address of the peer list and why it failed.
+        """
+        with trio.move_on_after(SIGHT_S):
+            seen = self.gossip.changes
+            while not any(record.peer_id != self.peer_id for record in self.live()):
+                seen = await self.gossip.wait_change(seen)
+            return
+        raise PeerUnavailableError(await self.explain_silence())
+
+    async def explain_silence(self) -> str:
+        """Why nobody of the peer list answers, address by address."""
+        if not self.bootstrap:
+            return "no peer is known; name one with --peer, or join by a token that names some"
+        reasons: list[str] = []
+
+        async def ask(peer: PeerAddress) -> None:
+            try:
+                await self.ask(peer.peer_id, peer.addresses)
+            except ShardError as error:
+                reasons.append(error.message)
+
+        async with trio.open_nursery() as nursery:
+            for peer in self.bootstrap:
+                nursery.start_soon(ask, peer)
+        if not reasons:
+            return "the peers that were named answer, and know of nobody else yet"
+        return "no peer of the swarm can be reached: " + "; ".join(sorted(reasons))
+
+    async def ask(self, peer: PeerId, addresses: Sequence[str] = ()) -> CoverageRecord:
+        """What `peer` itself says of itself now. Raises: what dialling raises; RemoteProtocolError, IntegrityError."""
+        try:
+            with trio.fail_after(ASK_S):
+                sealed = await self.node.ask_record(peer, addresses)
+        except trio.TooSlowError:
+            raise PeerUnavailableError(f"peer {peer} does not answer within {ASK_S:.0f} s", peer) from None
+        record = open_record(sealed, self.swarm)
+        if record.peer_id != peer:
+            raise IntegrityError(f"peer {peer} answered with the record of {record.peer_id}", peer)
+        return record
+
+    async def ask_directory(self, topic: str) -> tuple[Sighting, ...]:
+        """Who the directory says takes part in `topic`, each asked whether it is there; by peer id."""
+        found: dict[PeerId, Sighting] = {}
+        limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
+
+        async def look(peer: PeerId, addresses: tuple[str, ...]) -> None:
+            async with limiter:
+                sighting = await self._look(peer, addresses)
+                if sighting is not None:
+                    found[peer] = sighting
+
+        async with trio.open_nursery() as nursery:
+            for provider in await self.directory.find(topic):
+                if provider.peer_id != self.peer_id:
+                    nursery.start_soon(look, provider.peer_id, provider.addresses)
+        return tuple(found[peer] for peer in sorted(found))
+
+    async def _look(self, peer: PeerId, addresses: tuple[str, ...]) -> Sighting | None:
+        try:
+            return Sighting(await self.ask(peer, addresses), True)
+        except ShardError as error:
+            log.debug("peer_not_there", peer=peer, reason=error.message)
+        kept = await self.directory.get(peer)
+        return None if kept is None else Sighting(open_record(kept, self.swarm), False)
+
+    def _alive(self) -> Mapping[PeerId, Sequence[str]]:
+        return {record.peer_id: record.addresses for record in self.live() if record.addresses}
+
+    def _is_busy(self) -> bool:
+        return self.node.is_busy()
+
+    def _blame(self, peer: PeerId, error: ShardError) -> None:
+        if isinstance(error, (RemoteProtocolError, IntegrityError)):
+            self.gossip.strikes.strike(peer, BREACH, trio.current_time())
+
+    # What runs as long as we are a member.
+
+    async def run(self, joined: JoinedSwarm, kept: JoinedSwarms | None, nursery: trio.Nursery, *, serves: bool) -> None:
+        """Start everything in `nursery`."""
+        await nursery.start(self.gossip.run)
+        nursery.start_soon(self._prober.run)
+        nursery.start_soon(self._bootstrap)
+        if serves:
+            nursery.start_soon(self._keep_record)
+        if joined.membership is not None:
+            nursery.start_soon(self._watch_membership, joined.membership, kept)
+
+    async def _bootstrap(self) -> None:
+        await self.directory.bootstrap([(peer.peer_id, peer.addresses) for peer in self.bootstrap])
+
+    async def _keep_record(self) -> None:
+        """Keep our newest record in the directory, under the swarm and under each model that we serve."""
+        topics: set[str] = set()
+        seen = -1
+        while True:
+            own = self.gossip.own
+            if own is not None:
+                wanted = {self.swarm, *(f"{self.swarm}/{held.model_digest}" for held in own.held)}
+                for topic in topics - wanted:
+                    self.directory.withdraw(topic)
+                for topic in sorted(wanted - topics):
+                    await self.directory.advertise(topic)
+                topics = wanted
+                await self.directory.put(self.gossip.own_sealed())
+            for record in self.live():
+                self.directory.learn(record.peer_id, record.addresses)
+            with trio.move_on_after(RECORD_S):
+                seen = await self.gossip.wait_change(seen)
+
+    async def _watch_membership(self, membership: Membership, kept: JoinedSwarms | None) -> None:
+        """Spread and take in who is revoked, and close the connections of whom we no longer admit."""
+        heard: set[bytes] = set()
+        for statement in membership.statements():
+            self._share(statement)
+        while True:
+            now_s = time.time()
+            news = kept is not None and bool(kept.refresh(membership, now_s))
+            for kind in (REVOCATIONS, USES):
+                for statement in self.gossip.values(kind):
+                    if statement not in heard:
+                        heard.add(statement)
+                        news |= _receive(membership, statement, now_s)
+            for statement in membership.pending():
+                self._share(statement)
+            if news and kept is not None:
+                kept.keep(membership)
+            for peer, refusal in membership.ended(self._host.connected_peers(), now_s):
+                log.info("peer_shut_out", peer=peer, reason=refusal)
+                self.gossip.shut_out(peer)
+                await self._host.disconnect(peer)
+            self.refusal = membership.own_refusal(now_s)
+            await trio.sleep(MEMBERSHIP_S)
+
+    def _share(self, statement: bytes) -> None:
+        try:
+            self.gossip.share(REVOCATIONS if statement[:1] == b"\x01" else USES, statement)
+        except (OverloadedError, RemoteProtocolError, IntegrityError) as error:
+            log.warning("statement_not_shared", reason=error.message)
+
+
+def _receive(membership: Membership, statement: bytes, now_s: float) -> bool:
+    try:
+        return membership.receive(statement, now_s)
+    except (RemoteProtocolError, IntegrityError, OverloadedError) as error:
+        log.warning("statement_ignored", reason=error.message)
+        return False
+
+
+@asynccontextmanager
+async def open_member(
+    identity: Identity,
+    joined: JoinedSwarm,
+    listen: Sequence[str] = (),
+    *,
+    peers: Sequence[str] = (),
+    kept: JoinedSwarms | None = None,
+    is_listener: bool = False,
+) -> AsyncIterator[Member]:
+    """Be a peer of the swarm `joined` until the context is left, which tells the others.
+
+    `peers` are multiaddrs beside those that came with the token. A listener, as a client for one request, says nothing
+    of itself; without `listen` addresses nobody can dial us.
+    Raises: ConfigError for an address that is malformed, or a membership that has ended.
+    """
+    if joined.membership is not None and (refusal := joined.membership.own_refusal(time.time())):
+        raise ConfigError(f"this peer is not admitted to {joined.name} any more ({refusal}); ask for a new invite")
+    bootstrap = bootstrap_of([*peers, *joined.peers], identity.peer_id)
+
+    def subject(statement: bytes) -> Subject:
+        return Subject(*subject_of(read_statement(statement, joined.swarm)))
+
+    def sequence(peer: PeerId, sealed: bytes) -> int:
+        record = open_record(sealed, joined.swarm)
+        if record.peer_id != peer:
+            raise IntegrityError(f"a record of {record.peer_id} stands under {peer}")
+        return record.sequence
+
+    async with open_host(identity, listen, membership=joined.membership) as host:
+        gossip = GossipService(
+            host,
+            identity,
+            joined.swarm,
+            bootstrap=bootstrap,
+            validators={REVOCATIONS: subject, USES: subject},
+            is_listener=is_listener,
+        )
+        serves = bool(listen) and not is_listener
+        async with open_directory(host, "shardp2p", sequence, is_server=serves) as directory:
+            member = Member(host, joined, gossip, directory, bootstrap)
+            with single_errors():
+                async with trio.open_nursery() as nursery:
+                    await member.run(joined, kept, nursery, serves=serves)
+                    try:
+                        yield member
+                    finally:
+                        nursery.cancel_scope.cancel()
+
+
+def bootstrap_of(addresses: Sequence[str], own: PeerId) -> tuple[PeerAddress, ...]:
+    """The peers at `addresses`, ourselves left out. Raises: ConfigError for an address that names no peer."""
+    by_peer: dict[PeerId, list[str]] = {}
+    for address in dict.fromkeys(addresses):
+        peer = parse_address(address).peer
+        if peer is None:
+            raise ConfigError(f"{address} names no peer; it must end in /p2p/PEER-ID, as `shardp2p up` prints it")
+        if peer != own:
+            by_peer.setdefault(peer, []).append(address)
+    return tuple(PeerAddress(peer, tuple(at)) for peer, at in by_peer.items())
