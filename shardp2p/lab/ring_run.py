@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import trio
-
 from shardp2p.coordinator.commands import Limits, Proposer
 from shardp2p.coordinator.request import GenerationRequest, Lap
 from shardp2p.errors import LocalProtocolError
@@ -58,22 +56,17 @@ async def run_ring(
 ) -> RingRun:
     """Generate an answer over the ring of `plan`, handing on the tokens as they are committed."""
     tokens: list[Token] = []
-    first_batch, first_at, last_at = 0, 0.0, 0.0
     async with node.generate(plan, request, proposer=proposer, limits=limits) as stream:
         async for batch in stream:
-            last_at = trio.current_time()
-            if not tokens:
-                first_batch, first_at = len(batch), last_at
             tokens.extend(batch)
             if on_tokens is not None:
                 on_tokens(batch)
     result = stream.result
     if result.finish is None or result.ttft_s is None:
         raise LocalProtocolError("a generation ended without an end")
-    took_s = last_at - first_at
     return RingRun(
         tokens=tuple(tokens),
-        tok_s=(len(tokens) - first_batch) / took_s if took_s > 0 else 0.0,
+        tok_s=stream.tok_s,
         ttft_s=result.ttft_s,
         laps=result.finish.laps,
         by_lap=tuple(result.laps),
