@@ -13,6 +13,7 @@ from typing import TypeVar
 from shardp2p.errors import LocalProtocolError, PeerUnavailableError
 from shardp2p.scheduler.plan import Stage
 from shardp2p.scheduler.planning_exact import best_tour
+from shardp2p.scheduler.planning_fill import Candidates
 from shardp2p.scheduler.planning_search import improve, search, shake
 from shardp2p.scheduler.planning_shortlist import Field, Ring
 from shardp2p.scheduler.topology import ModelShape, Topology
@@ -30,6 +31,9 @@ REVISED = 3
 AROUND = 60
 """Machines beside a ring's own that such a search sees."""
 
+KICKS_OF_MANY = 30
+"""As `planning_search.KICKS`, where the time goes into looking around."""
+
 T = TypeVar("T")
 
 
@@ -46,17 +50,8 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerReason:
-    """Why a peer is used, and for which layers, or why it is not."""
-
-    peer_id: PeerId
-    layers: LayerRange | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A ring for a model and what it costs. `reasons` has every machine of the topology, those of the ring first."""
+    """A ring for a model and what it costs; planning_reasons.explain says why."""
 
     shape: ModelShape
     goal: Goal
@@ -65,7 +60,6 @@ class PlanReport:
     lap_s: float
     slowest_stage_s: float
     chunk_s: float
-    reasons: tuple[PeerReason, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -74,9 +68,9 @@ class PlanReport:
 
 
 def plan(shape: ModelShape, topology: Topology, goal: Goal | None = None) -> PlanReport:
-    """The best ring found, without its reasons (planning_reasons.explain adds them).
+    """The best ring found: optimal up to EXACT machines; beyond, what a local search gives.
 
-    Optimal up to EXACT machines; beyond, a local search. Raises: PeerUnavailableError when all machines together hold
+    Raises: PeerUnavailableError when all machines together hold
     too few layers; says how many, and how many bytes are missing.
     """
     goal = goal or Goal()
@@ -124,17 +118,16 @@ def _plan_many(field: Field) -> Ring:
         local = search(candidates, [nodes.index(near[0])], thorough=False)
         if local is not None:
             found.append((local[0], field.ring(nodes, candidates, local)))
-    best: tuple[float, Ring] | None = None
+    revised: list[tuple[float, list[int], Candidates, list[int]]] = []
     for _, ring in sorted(found)[:REVISED]:
         nodes = field.around([node for node, _ in ring], AROUND)
         candidates = field.candidates(nodes)
         tour = [nodes.index(node) for node, _ in ring]
         tour = tour if candidates.depot is None else [candidates.depot, *tour]
         chunk_s = candidates.chunk_s(candidates.members(tour), candidates.hops_s(tour))
-        revised = shake(candidates, improve(candidates, (chunk_s, tour)))
-        if best is None or revised[0] < best[0]:
-            best = revised[0], field.ring(nodes, candidates, revised)
-    return _require(best)[1]
+        revised.append((*improve(candidates, (chunk_s, tour)), candidates, nodes))
+    chunk_s, tour, candidates, nodes = _require(min(revised, key=lambda one: one[0], default=None))
+    return field.ring(nodes, candidates, shake(candidates, (chunk_s, tour), KICKS_OF_MANY))
 
 
 def _require(found: T | None) -> T:

@@ -8,11 +8,29 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
 
 ROUNDING = 1e-9
 """Relative; sums of the same seconds in another order differ by less."""
+
+
+Floats = npt.NDArray[np.float64]
+
+
+class Table:
+    """The numbers of candidates as arrays, for what is asked of all of them at once."""
+
+    def __init__(
+        self, capacities: Sequence[int], layer_s: Sequence[float], delays: Sequence[Sequence[float]] | Floats
+    ) -> None:
+        self.rooms = np.array(capacities, dtype=np.int64)
+        self.layer_s = np.array(layer_s, dtype=np.float64)
+        self.delays = np.asarray(delays, dtype=np.float64)
+        self.machines = np.arange(len(self.rooms))
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,10 @@ class Candidates:
     delays: Sequence[Sequence[float]]
     depot: int | None = None
     bottlenecks: Sequence[float] = field(init=False)
+    table: Table = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "table", Table(self.capacities, self.layer_s, self.delays))
         # What a slowest stage can take: the optimum over fills is found among these by bisection.
         steps: set[float] = set()
         if self.in_flight > 1:
@@ -41,8 +61,6 @@ class Candidates:
 
     def paced(self, limit_s: float) -> Candidates:
         """The same machines with room for what they compute within `limit_s`, and one chunk in flight."""
-        if limit_s == math.inf:
-            return replace(self, in_flight=1)
         rooms = [
             min(capacity, int(min(limit_s / layer_s, self.layers) + ROUNDING))
             for capacity, layer_s in zip(self.capacities, self.layer_s, strict=True)
@@ -104,33 +122,25 @@ class Candidates:
         counts = self.best_fill(members, hops_s)
         return math.inf if counts is None else self._cost_s(members, counts, hops_s)
 
-    def joining(self, members: Sequence[int], limit_s: float) -> Callable[[int], float]:
-        """Tells of any further machine the least work with it, no stage slower than `limit_s`; infinite: no room.
-
-        Takes constant time per machine: what the members compute beyond one layer each is added up beforehand.
-        """
-        spare, base_s = self.layers - len(members) - 1, 0.0
-        sums, before = [0.0], [0]
-        for member in members:
-            layer_s = self.layer_s[member]
-            room = min(self.capacities[member], int(min(limit_s / layer_s, self.layers) + ROUNDING))
-            if room < 1 or spare < 0:
-                return lambda _: math.inf
-            base_s += layer_s
-            sums.extend(sums[-1] + count * layer_s for count in range(1, room))
-            before.append(len(sums) - 1)
-
-        def work_s(node: int) -> float:
-            layer_s = self.layer_s[node]
-            room = min(self.capacities[node], int(min(limit_s / layer_s, self.layers) + ROUNDING))
-            faster = min(spare, before[bisect_left(members, node)])
-            own = min(room - 1, spare - faster)
-            others = spare - own
-            if own < 0 or others >= len(sums):
-                return math.inf
-            return base_s + (1 + own) * layer_s + sums[others]
-
-        return work_s
+    def joined_work_s(self, members: Sequence[int], limit_s: float) -> Floats:
+        """For each machine [n] the least work with it beside `members`, no stage slower than `limit_s`."""
+        table, spare = self.table, self.layers - len(members) - 1
+        rooms = table.rooms
+        if limit_s < math.inf:
+            rooms = np.minimum(rooms, (np.minimum(limit_s / table.layer_s, self.layers) + ROUNDING).astype(np.int64))
+        inside = np.array(members, dtype=np.int64)
+        extras = rooms[inside] - 1
+        if spare < 0 or (len(members) and extras.min() < 0):
+            return np.full(len(rooms), math.inf)
+        # What the members compute beyond a layer each, the fastest first; a joiner stands between the two of its speed.
+        times = table.layer_s[inside]
+        sums = np.concatenate(([0.0], np.cumsum(np.repeat(times, extras))))
+        before = np.concatenate(([0], np.cumsum(extras)))
+        faster = np.minimum(before[np.searchsorted(inside, table.machines)], spare)
+        own = np.minimum(rooms - 1, spare - faster)
+        others = spare - own
+        work_s = times.sum() + (1 + own) * table.layer_s + sums[np.minimum(others, len(sums) - 1)]
+        return np.where((own < 0) | (others >= len(sums)), math.inf, work_s)
 
     def _cost_s(self, members: Sequence[int], counts: Sequence[int], hops_s: float) -> float:
         stages_s = [self.layer_s[member] * count for member, count in zip(members, counts, strict=True)]

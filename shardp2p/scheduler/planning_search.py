@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Sequence
-from heapq import nsmallest
+from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from shardp2p.scheduler.planning_exact import shortest_order
-from shardp2p.scheduler.planning_fill import ROUNDING, Candidates
+from shardp2p.scheduler.planning_fill import ROUNDING, Candidates, Floats
 from shardp2p.scheduler.planning_grow import grow
 
 Found = tuple[float, list[int]]
@@ -24,13 +26,17 @@ EXACT_ORDER = 8
 IMPROVED = 6
 """Of the grown rings, how many are improved: the best ones differ little after that."""
 
-PACES = 9
-"""Limits on the slowest stage that are tried for a full pipeline, and the factor between them at which to stop."""
+PACES, PACES_OF_MANY = 9, 4
+"""Limits on the slowest stage that are tried for a full pipeline, if thoroughly and if not."""
 
 PACE_STEP = 1.004
+"""The factor between them at which to stop."""
 
-KICK_STEPS = 400_000
-"""Moves looked at while a good ring is shaken, so that long rings among many candidates take no longer than others."""
+KICKS = 120
+"""Rings grown anew from parts of a good one: what they find still is rare after that."""
+
+KICKED_STAGES = 16
+"""Stages of a ring from which on it gets fewer kicks: improving it takes time in their square."""
 
 
 def search(candidates: Candidates, starts: Sequence[int], *, thorough: bool = True) -> Found | None:
@@ -40,15 +46,16 @@ def search(candidates: Candidates, starts: Sequence[int], *, thorough: bool = Tr
     the slower of two things is flat. The limit is halved in between (in logarithms) until it meets the lap's share.
     """
     if candidates.in_flight == 1:
-        return _search_lap(candidates, starts, thorough)
+        found = _search_lap(candidates, starts, IMPROVED if thorough else 1)
+        return shake(candidates, found) if thorough and found is not None else found
     low_s, high_s, pace_s = least_pace_s(candidates), math.inf, math.inf
     best: Found | None = None
-    for _ in range(PACES):
-        found = _search_lap(candidates.paced(pace_s), starts, thorough)
+    for _ in range(PACES if thorough else PACES_OF_MANY):
+        found = _search_lap(candidates.paced(pace_s), starts, IMPROVED if thorough else 1)
         if found is None:
             low_s = pace_s
         else:
-            chunk_s = candidates.chunk_s(candidates.members(found[1]), candidates.hops_s(found[1]))
+            chunk_s = _chunk_s(candidates, found[1])
             if best is None or chunk_s < best[0]:
                 best = chunk_s, found[1]
             low_s, high_s = (low_s, min(chunk_s, high_s)) if chunk_s <= pace_s else (pace_s, min(chunk_s, high_s))
@@ -61,7 +68,8 @@ def search(candidates: Candidates, starts: Sequence[int], *, thorough: bool = Tr
     return shake(candidates, best) if thorough else best
 
 
-def _search_lap(candidates: Candidates, starts: Sequence[int], thorough: bool) -> Found | None:
+def _search_lap(candidates: Candidates, starts: Sequence[int], count: int) -> Found | None:
+    """The best of the `count` best rings grown at `starts`, each improved."""
     grown: dict[tuple[int, ...], Found] = {}
     for start in starts:
         tour = grow(candidates, [start] if candidates.depot is None else [candidates.depot, start])
@@ -71,9 +79,8 @@ def _search_lap(candidates: Candidates, starts: Sequence[int], thorough: bool) -
             if chunk_s < math.inf:
                 grown[members] = chunk_s, tour
     best_first = sorted(grown.values(), key=lambda found: found[0])
-    improved = [improve(candidates, found) for found in best_first[: IMPROVED if thorough else 1]]
-    best = min(improved, key=lambda found: found[0], default=None)
-    return shake(candidates, best) if thorough and best is not None else best
+    improved = [improve(candidates, found) for found in best_first[:count]]
+    return min(improved, key=lambda found: found[0], default=None)
 
 
 def least_pace_s(candidates: Candidates) -> float:
@@ -103,58 +110,74 @@ def improve(candidates: Candidates, found: Found) -> Found:
 
 def _best_neighbour(candidates: Candidates, found: Found) -> Found | None:
     """The best ring that one machine less, one more, or one in the place of another gives; None if none is better."""
-    best_s, best = found[0] * (1 - ROUNDING), None
-    delays, tour, hops_s = candidates.delays, found[1], candidates.hops_s(found[1])
-    members, places = candidates.members(tour), _places(candidates, tour)
-    for leaver in (-1, *members):
+    best_s = found[0] * (1 - ROUNDING)
+    best: tuple[int | None, int | None, int] | None = None
+    in_flight, hops_s = candidates.in_flight, candidates.hops_s(found[1])
+    members, places = candidates.members(found[1]), _Places(candidates, found[1])
+    for leaver in (None, *members):
         rest = [node for node in members if node != leaver]
-        rest_s, before, after = hops_s, -1, -1
-        if leaver >= 0:
-            at = tour.index(leaver)
-            before, after = tour[at - 1], tour[(at + 1) % len(tour)]
-            rest_s += delays[before][after] - delays[before][leaver] - delays[leaver][after]
-            chunk_s = candidates.chunk_s(rest, rest_s, best_s) if rest else math.inf
+        saved_s, added_s, follows = places.without(leaver)
+        if leaver is not None and rest:
+            chunk_s = candidates.chunk_s(rest, hops_s - saved_s, best_s)
             if chunk_s < best_s:
-                best_s, best = chunk_s, (leaver, -1, -1)
-        work_s = candidates.joining(rest, best_s if candidates.in_flight > 1 else math.inf)
-        for node, cheapest in places.items():
-            added_s, follows = next(place for place in cheapest if place[1] not in (before, leaver))
-            if leaver >= 0:
-                merged_s = delays[before][node] + delays[node][after] - delays[before][after]
-                if before == leaver:
-                    added_s, follows = 0.0, -1
-                elif merged_s < added_s:
-                    added_s, follows = merged_s, before
-            if rest_s + added_s + work_s(node) < best_s * candidates.in_flight:
+                best_s, best = chunk_s, (leaver, None, -1)
+        limit_s = best_s if in_flight > 1 else math.inf
+        shares_s = (hops_s - saved_s + added_s + candidates.joined_work_s(rest, limit_s)) / in_flight
+        for node in np.flatnonzero(shares_s < best_s).tolist() if in_flight > 1 else [int(shares_s.argmin())]:
+            chunk_s = float(shares_s[node])
+            if in_flight > 1:
                 joined = rest.copy()
                 insort(joined, node)
-                chunk_s = candidates.chunk_s(joined, rest_s + added_s, best_s)
-                if chunk_s < best_s:
-                    best_s, best = chunk_s, (leaver, node, follows)
-    return None if best is None else (best_s, _changed(tour, *best))
+                chunk_s = candidates.chunk_s(joined, hops_s - saved_s + float(added_s[node]), best_s)
+            if chunk_s < best_s:
+                best_s, best = chunk_s, (leaver, node, int(follows[node]))
+    return None if best is None else (best_s, _changed(found[1], *best))
 
 
-NOWHERE = (math.inf, -2)
-"""A place that is never the cheapest, for tours that have no other."""
+class _Places:
+    """Where each machine would lengthen a tour least, also when one of the tour's own has left."""
+
+    def __init__(self, candidates: Candidates, tour: list[int]) -> None:
+        self._delays, self._tour = candidates.table.delays, tour
+        self._count = len(candidates.capacities)
+        self._inside = [node for node in tour if node != candidates.depot]
+        nodes = np.array(tour)
+        following = np.roll(nodes, -1)
+        # [edge, machine]; of edges that go with a leaver the row is masked.
+        self._added = self._detours(nodes, following)
+
+    def without(self, leaver: int | None) -> tuple[float, Floats, npt.NDArray[np.int64]]:
+        """The delay that goes with `leaver`; then for each machine [n] what it adds at best, and whom it follows there.
+
+        Machines of the tour never come (infinite).
+        """
+        tour, added, saved_s = self._tour, self._added, 0.0
+        follows = np.array(tour)
+        if leaver is not None:
+            at = tour.index(leaver)
+            before, after = tour[at - 1], tour[(at + 1) % len(tour)]
+            if before == leaver:
+                return 0.0, self._barred(np.zeros(self._count)), np.full(self._count, -1)
+            merged = self._detours(np.array([before]), np.array([after]))
+            added = np.concatenate((np.delete(added, [at - 1, at], axis=0), merged))
+            follows = np.append(np.delete(follows, [at - 1, at]), before)
+            delays = self._delays
+            saved_s = float(delays[before, leaver] + delays[leaver, after] - delays[before, after])
+        best = added.argmin(axis=0)
+        return saved_s, self._barred(added[best, np.arange(self._count)]), follows[best]
+
+    def _detours(self, nodes: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> Floats:
+        delays, count = self._delays, self._count
+        return delays[nodes, :count] + delays[:count, following].T - delays[nodes, following][:, None]
+
+    def _barred(self, added_s: Floats) -> Floats:
+        added_s[self._inside] = math.inf
+        return added_s
 
 
-def _places(candidates: Candidates, tour: list[int]) -> dict[int, list[tuple[float, int]]]:
-    """For each machine that is not in `tour`, what it would add at its three cheapest places, and whom it follows.
-
-    Three: where a machine leaves, two places go.
-    """
-    delays, inside = candidates.delays, set(tour)
-    edges = [(delays[a], a, b, delays[a][b]) for a, b in pairwise((*tour, tour[0]))]
-    return {
-        node: [*nsmallest(3, [(from_a[node] + delays[node][b] - edge_s, a) for from_a, a, b, edge_s in edges]), NOWHERE]
-        for node in range(len(candidates.capacities))
-        if node not in inside
-    }
-
-
-def _changed(tour: list[int], leaver: int, node: int, follows: int) -> list[int]:
+def _changed(tour: list[int], leaver: int | None, node: int | None, follows: int) -> list[int]:
     rest = [other for other in tour if other != leaver]
-    if node >= 0:
+    if node is not None:
         rest.insert(rest.index(follows) + 1 if rest else 0, node)
     return rest
 
@@ -203,29 +226,36 @@ def _turned(candidates: Candidates, tour: list[int]) -> list[int] | None:
     return best
 
 
-def shake(candidates: Candidates, found: Found) -> Found:
-    """`found`, or a better ring: sections are taken out and grown anew without them, and the result improved."""
-    best, is_better = found, True
-    while is_better:
-        is_better = False
-        for grown in _regrown(candidates, best):
-            changed = improve(candidates, grown)
-            if changed[0] < best[0] * (1 - ROUNDING):
-                best, is_better = changed, True
-                break
+def shake(candidates: Candidates, found: Found, kicks: int = KICKS) -> Found:
+    """`found`, or a better ring: `kicks` times at most a section is taken out, and the ring grown anew without it.
+
+    In a full pipeline what is improved then is the lap, under the best time per chunk as the limit of a stage.
+    """
+    best, since = found, 0
+    kicks = max(1, min(kicks, KICKS * KICKED_STAGES**2 // len(found[1]) ** 2))
+    while kicks > 0 and since < len(sections := _sections(candidates, best[1])):
+        start, length = sections[since]
+        kicks, since = kicks - 1, since + 1
+        turned = best[1] if candidates.depot is not None else best[1][start - 1 :] + best[1][: start - 1]
+        start = start if candidates.depot is not None else 1
+        cut = turned[start : start + length]
+        paced = candidates.paced(best[0]) if candidates.in_flight > 1 else candidates
+        regrown = grow(paced, [node for node in turned if node not in cut], banned=cut)
+        if regrown is None:
+            continue
+        _, tour = improve(paced, (_chunk_s(paced, regrown), regrown))
+        chunk_s = _chunk_s(candidates, tour)
+        if chunk_s < best[0] * (1 - ROUNDING):
+            best, since = (chunk_s, tour), 0
     return best
 
 
-def _regrown(candidates: Candidates, found: Found) -> Iterator[Found]:
-    chunk_s, tour = found
-    size, is_pinned = len(tour), candidates.depot is not None
-    budget = max(4, KICK_STEPS // (size * size * len(candidates.capacities)))
-    sections = [(start, length) for length in range(1, max(2, size // 2 + 1)) for start in range(is_pinned, size)]
-    for start, length in sections[:: max(1, len(sections) // budget)]:
-        turned = tour if is_pinned else tour[start - 1 :] + tour[: start - 1]
-        cut = turned[start : start + length] if is_pinned else turned[1 : 1 + length]
-        kept = [node for node in turned if node not in cut]
-        paced = candidates.paced(chunk_s) if candidates.in_flight > 1 else candidates
-        regrown = grow(paced, kept, banned=cut) if kept else None
-        if regrown is not None:
-            yield candidates.chunk_s(candidates.members(regrown), candidates.hops_s(regrown)), regrown
+def _sections(candidates: Candidates, tour: list[int]) -> list[tuple[int, int]]:
+    """Where to cut and how much: single machines, then up to half of the tour, of which something always stays."""
+    size, first = len(tour), 0 if candidates.depot is None else 1
+    lengths = range(1, min(max(2, size // 2 + 1), size))
+    return [(start, length) for length in lengths for start in range(1, size + 1 - first)]
+
+
+def _chunk_s(candidates: Candidates, tour: list[int]) -> float:
+    return candidates.chunk_s(candidates.members(tour), candidates.hops_s(tour))

@@ -72,7 +72,7 @@ class Field:
         ranked = nsmallest(SEEDS * NEIGHBOURS, range(len(self.machines)), key=worth)
         if self._driver is not None:
             yield self._nearest(self._detour([self._driver]), size)
-        for seed in self._spread(ranked, covered):
+        for seed in self._spread(ranked, covered, max(2, SEEDS * NEIGHBOURS // size)):
             peer = self.machines[seed].peer_id
             near = self._nearest(self._detour([peer] if self._driver is None else [self._driver, peer]), size)
             covered.update(near[: size // 2])
@@ -93,10 +93,10 @@ class Field:
         room = sum(min(machine.fits_layers, self._layers) for machine in self.machines) / len(self.machines)
         return max(NEIGHBOURS, math.ceil(2 * self._layers / room))
 
-    def _spread(self, ranked: Sequence[int], covered: set[int]) -> Iterator[int]:
+    def _spread(self, ranked: Sequence[int], covered: set[int], count: int) -> Iterator[int]:
         chosen = 0
         for node in ranked:
-            if chosen < SEEDS and node not in covered:
+            if chosen < count and node not in covered:
                 chosen += 1
                 yield node
 
