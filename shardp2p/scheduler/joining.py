@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardp2p.scheduler.holders import Holder
-from shardp2p.scheduler.ring_cells import Costs, Indices, active_in
-from shardp2p.scheduler.ring_search import Delay
+from shardp2p.scheduler.ring_cells import Costs, Delay, Hops, Indices, active_in
 from shardp2p.vocabulary import LayerRange, PeerId
 
 NEAREST_PER_LAYER = 6
@@ -68,7 +67,7 @@ def _others_around(layers: int, peer: PeerId, holders: Sequence[Holder], delay: 
     cells = [LayerRange(layer, layer + 1) for layer in range(layers)]
     active = active_in(cells, holders, np.arange(len(holders), dtype=np.intp))
     speed = np.array([holder.layer_s for holder in holders])
-    hops = np.array([[_hop(one, other, delay) for other in holders] for one in holders])
+    hops = Hops(holders, delay)
     leave = np.array([delay(peer, holder.peer_id) for holder in holders])
     arrive = np.array([delay(holder.peer_id, peer) for holder in holders])
     around: Costs = np.full((layers + 1, layers + 1), np.inf)
@@ -79,7 +78,7 @@ def _others_around(layers: int, peer: PeerId, holders: Sequence[Holder], delay: 
         now = active[position % layers]
         after: Costs = np.full((layers + 1, len(now)), np.inf)
         if len(before) and len(now):
-            after = (costs[:, :, None] + hops[np.ix_(before, now)][None, :, :]).min(axis=1)
+            after = (costs[:, :, None] + hops.between(before, now)[None, :, :]).min(axis=1)
         if position <= layers:
             after[position] = leave[now]
         after = after + speed[now][None, :]
@@ -91,7 +90,3 @@ def _others_around(layers: int, peer: PeerId, holders: Sequence[Holder], delay: 
         before, costs = now, after
     around[0, layers] = 0.0
     return around
-
-
-def _hop(one: Holder, other: Holder, delay: Delay) -> float:
-    return 0.0 if one.peer_id == other.peer_id else delay(one.peer_id, other.peer_id)

@@ -17,7 +17,8 @@ import numpy as np
 from shardp2p.scheduler.holders import Holder, as_ranges, counts, missing_ranges, named
 from shardp2p.scheduler.joining import best_by_start, considered, laps_with
 from shardp2p.scheduler.options import SPARED, Option, options
-from shardp2p.scheduler.ring_search import Delay, cheapest_ring
+from shardp2p.scheduler.ring_cells import Delay
+from shardp2p.scheduler.ring_search import cheapest_ring
 from shardp2p.scheduler.topology import UNKNOWN_DELAY_S, Machine, ModelShape, Topology
 from shardp2p.vocabulary import LayerRange, PeerId
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from shardp2p.scheduler.holders import Holder
-from shardp2p.vocabulary import LayerRange
+from shardp2p.vocabulary import LayerRange, PeerId
 
 Costs = npt.NDArray[np.float64]
 """Seconds; infinite where there is no way."""
 
 Indices = npt.NDArray[np.intp]
+
+Delay = Callable[[PeerId, PeerId], float]
+"""One way, in seconds, from a peer to another."""
 
 MAX_CELLS = 512
 """Ranges of a deeper model are cut only where some range begins or ends: a layer count is a claim, time is ours."""
@@ -66,3 +69,29 @@ def possible_below(cells: Sequence[LayerRange], holders: Sequence[Holder], among
     for cell, cost, active in zip(cells, fastest, active_in(cells, holders, among), strict=True):
         cheapest[active] = np.minimum(cheapest[active], total - cost + speed[active] * len(cell))
     return among[cheapest[among] <= bound_s]
+
+
+class Hops:
+    """What a hop costs between any two of `holders`: nothing within a peer, else its delay and `hop_s`.
+
+    Each pair is looked up when it is first needed, since most pairs never follow each other in a ring.
+    """
+
+    def __init__(self, holders: Sequence[Holder], delay: Delay, hop_s: float = 0.0) -> None:
+        self._peers = [holder.peer_id for holder in holders]
+        self._delay, self._hop_s = delay, hop_s
+        self._costs: Costs = np.full((len(holders), len(holders)), np.nan)
+
+    def between(self, senders: Indices, receivers: Indices) -> Costs:
+        """[senders, receivers] in seconds."""
+        block: Costs = self._costs[senders[:, None], receivers]
+        unknown = np.isnan(block)
+        if unknown.any():
+            for row, column in np.argwhere(unknown).tolist():
+                one, other = int(senders[row]), int(receivers[column])
+                self._costs[one, other] = block[row, column] = self.hop_s(self._peers[one], self._peers[other])
+        return block
+
+    def hop_s(self, one: PeerId, other: PeerId) -> float:
+        """From one peer to another."""
+        return 0.0 if one == other else self._delay(one, other) + self._hop_s

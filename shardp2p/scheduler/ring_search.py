@@ -9,16 +9,14 @@ dropped before anything that grows with the square of the holders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardp2p.scheduler.holders import Holder
-from shardp2p.scheduler.ring_cells import Costs, Indices, active_in, cells_of, fastest_of, possible_below
+from shardp2p.scheduler.ring_cells import Costs, Delay, Hops, Indices, active_in, cells_of, fastest_of, possible_below
 from shardp2p.vocabulary import LayerRange, PeerId
-
-Delay = Callable[[PeerId, PeerId], float]
 
 SOURCES_AT_ONCE = 8
 """First peers that one pass of the programme tries: enough to keep numpy busy, few enough to stop early."""
@@ -75,10 +73,9 @@ class _Search:
         self._cells = cells
         self._holders = holders
         self._driver = driver
-        self._delay, self._hop_s = delay, hop_s
         self._active = active_in(cells, holders, among)
         self._speed = np.array([holder.layer_s for holder in holders])
-        self._hops: Costs = np.full((len(holders), len(holders)), np.nan)
+        self._hops = Hops(holders, delay, hop_s)
 
     def solve(self, bound_s: float) -> Ring | None:
         """The best ring that is cheaper than `bound_s`, or None."""
@@ -128,17 +125,17 @@ class _Search:
         work = self._work()
         forth, back = [work[0]], [work[-1]]
         for cell in range(1, len(self._cells)):
-            hops = self._hop_costs(self._active[cell - 1], self._active[cell])
+            hops = self._hops.between(self._active[cell - 1], self._active[cell])
             forth.append((forth[-1][:, None] + hops).min(axis=0) + work[cell])
         for cell in range(len(self._cells) - 2, -1, -1):
-            hops = self._hop_costs(self._active[cell], self._active[cell + 1])
+            hops = self._hops.between(self._active[cell], self._active[cell + 1])
             back.append((hops + back[-1][None, :]).min(axis=1) + work[cell])
         return forth, back[::-1]
 
     def _sources(self, to_end: list[Costs]) -> Iterator[tuple[Indices, float]]:
         """First holders, the most promising first, a few at once, and what no ring from them or later ones beats."""
         first, last = self._active[0], self._active[-1]
-        promise = to_end[0] + self._hop_costs(last, first).min(axis=0)
+        promise = to_end[0] + self._hops.between(last, first).min(axis=0)
         order = np.argsort(promise, kind="stable")
         for at in range(0, len(order), SOURCES_AT_ONCE):
             batch = order[at : at + SOURCES_AT_ONCE]
@@ -149,12 +146,10 @@ class _Search:
         start = np.full((len(sources), len(self._active[0])), np.inf)
         rows, columns = np.nonzero(sources[:, None] == self._active[0][None, :])
         start[rows, columns] = 0.0
-        return self._run(start, self._hop_costs(self._active[-1], sources).T, bound_s)
+        return self._run(start, self._hops.between(self._active[-1], sources).T, bound_s)
 
     def _solve_pinned(self, driver: PeerId) -> Ring | None:
-        def hop(one: PeerId, other: PeerId) -> float:
-            return 0.0 if one == other else self._delay(one, other) + self._hop_s
-
+        hop = self._hops.hop_s
         first = [hop(driver, self._holders[index].peer_id) for index in self._active[0]]
         last = [hop(self._holders[index].peer_id, driver) for index in self._active[-1]]
         return self._run(np.array([first]), np.array([last]), np.inf)
@@ -165,7 +160,7 @@ class _Search:
         costs = start + work[0]
         steps: list[Indices] = []
         for cell in range(1, len(self._cells)):
-            hops = self._hop_costs(self._active[cell - 1], self._active[cell])
+            hops = self._hops.between(self._active[cell - 1], self._active[cell])
             through = costs[:, :, None] + hops[None, :, :]
             step = through.argmin(axis=1)
             costs = np.take_along_axis(through, step[:, None, :], axis=1)[:, 0, :] + work[cell]
@@ -180,18 +175,6 @@ class _Search:
             path.append(int(step[row, path[-1]]))
         chosen = [int(self._active[cell][place]) for cell, place in enumerate(reversed(path))]
         return Ring(_legs(self._cells, chosen), lap_s)
-
-    def _hop_costs(self, senders: Indices, receivers: Indices) -> Costs:
-        """[senders, receivers]; looked up once for each pair."""
-        block: Costs = self._hops[np.ix_(senders, receivers)]
-        unknown = np.isnan(block)
-        if unknown.any():
-            for row, column in zip(*np.nonzero(unknown), strict=True):
-                one, other = int(senders[row]), int(receivers[column])
-                ours, theirs = self._holders[one].peer_id, self._holders[other].peer_id
-                seconds = 0.0 if ours == theirs else self._delay(ours, theirs) + self._hop_s
-                self._hops[one, other] = block[row, column] = seconds
-        return block
 
 
 def least_laps(layers: int, holders: Sequence[Holder], delay: Delay, *, hop_s: float = 0.0) -> list[float]:
