@@ -1,16 +1,16 @@
 """Memory for the caches of a device, taken once at the start: what sessions will need is there, whoever else grows.
 
-A cache asks for its tensors one by one, so that a gap of one tensor's size is enough for it. Sessions come and go for
-days; what no gap is large enough for comes from the device's head-room instead.
+Caches come and go for days and in all sizes, so that free bytes end up in gaps. When no gap is large enough for a new
+cache, those that are there move together: everything that is free can always be used.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from bisect import bisect_left
+import weakref
 from collections import deque
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -19,17 +19,33 @@ from shardp2p.errors import ConfigError, LocalProtocolError
 
 ALIGNMENT_BYTES: Final = 256
 """Where a tensor may start: what CUDA's own allocator promises, and a multiple of any vector width."""
+MOVED_BYTES: Final = 16 * 2**20
+"""Are copied at once: a cache may overlap with where it goes, so what is copied is out of the way first."""
 
 
-class Piece(NamedTuple):
-    """Bytes [start, stop) of an arena."""
+class Movable(Protocol):
+    """What uses a part of an arena."""
 
-    start: int
-    stop: int
+    def bind(self, memory: Tensor) -> None:
+        """Use these bytes from now on: the part's first ones, or the same contents where they have moved to."""
+        ...
+
+
+class Lease:
+    """Bytes [start, stop) of an arena, and who has them."""
+
+    def __init__(self, start: int, stop: int, owner: Movable) -> None:
+        self.start = start
+        self.stop = stop
+        self.owner = weakref.ref(owner)
 
 
 class CacheArena:
-    """`total_bytes` of a device. Caches are opened in the device thread and may be dropped in any."""
+    """`total_bytes` of a device. Caches are opened in the device thread and may be dropped in any.
+
+    Opening one may move the others: no forward runs meanwhile, and nobody may keep a cache's tensors from one forward
+    to the next.
+    """
 
     def __init__(self, total_bytes: int, device: torch.device) -> None:
         """Takes the memory and writes all of it, so that the system cannot find later that it has none.
@@ -45,53 +61,79 @@ class CacheArena:
                 f"{total_bytes / 2**20:,.0f} MiB for caches are more than {device} has free; start with a smaller "
                 "--cache-rows or --memory"
             ) from error
-        self.device = self._memory.device
         self.total_bytes = total_bytes
-        self._gaps = [Piece(0, total_bytes)]  # ascending, never touching one another
-        self._returned: deque[list[Piece]] = deque()  # one entry for each cache that was dropped
+        self._leases: list[Lease] = []  # ascending; as many as there are caches
+        self._returned: deque[Lease] = deque()
         self._lock = threading.Lock()
 
     @property
     def free_bytes(self) -> int:
-        """What no cache holds, in gaps of any size."""
+        """What no cache holds."""
         with self._lock:
             self._collect()
-            return sum(gap.stop - gap.start for gap in self._gaps)
+            return self._free_bytes()
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Piece] | None:
-        """A tensor of any content, and the piece to give back later; None where no gap is large enough."""
-        size_bytes = math.prod(shape) * dtype.itemsize
-        length = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    def take(self, size_bytes: int, owner: Movable) -> Lease | None:
+        """Give `owner` that many bytes, of any content; None where fewer are free."""
+        length = aligned(size_bytes)
         with self._lock:
             self._collect()
-            fitting = [at for at, gap in enumerate(self._gaps) if gap.stop - gap.start >= length]
-            if not fitting:
+            if length > self._free_bytes():
                 return None
-            # The smallest that fits leaves the large ones whole.
-            at = min(fitting, key=lambda index: self._gaps[index].stop - self._gaps[index].start)
-            start, stop = self._gaps[at]
-            self._gaps[at : at + 1] = [Piece(start + length, stop)] if start + length < stop else []
-        return self._memory[start : start + size_bytes].view(dtype).view(shape), Piece(start, start + length)
+            at = self._gap_for(length)
+            if at is None:
+                self._compact()
+                at = len(self._leases)
+            start = self._leases[at - 1].stop if at else 0
+            lease = Lease(start, start + length, owner)
+            self._leases.insert(at, lease)
+        owner.bind(self._memory[start : start + length])
+        return lease
 
-    def give_back(self, pieces: list[Piece]) -> None:
-        """Take back pieces that nobody uses any more; they are free from the next `take` on.
+    def give_back(self, lease: Lease) -> None:
+        """Free what nobody uses any more.
 
         The garbage collector may call it anywhere, in the middle of `take` too, so it waits for no lock.
         """
-        self._returned.append(pieces)
+        self._returned.append(lease)
 
     def _collect(self) -> None:
         while self._returned:
-            for piece in self._returned.popleft():
-                self._merge(piece)
+            self._leases.remove(self._returned.popleft())
 
-    def _merge(self, piece: Piece) -> None:
-        at = bisect_left(self._gaps, piece)
-        first, last, (start, stop) = at, at, piece
-        if at and self._gaps[at - 1].stop >= start:
-            first, start = at - 1, self._gaps[at - 1].start
-        if at < len(self._gaps) and self._gaps[at].start <= stop:
-            last, stop = at + 1, self._gaps[at].stop
-        if stop - start != piece.stop - piece.start + sum(gap.stop - gap.start for gap in self._gaps[first:last]):
-            raise LocalProtocolError(f"bytes {piece.start} to {piece.stop} of an arena were given back twice")
-        self._gaps[first:last] = [Piece(start, stop)]
+    def _free_bytes(self) -> int:
+        # What is too little at the end to be aligned counts as taken.
+        whole = self.total_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        return whole - sum(lease.stop - lease.start for lease in self._leases)
+
+    def _gap_for(self, length: int) -> int | None:
+        """The number of the lease before which there is the smallest gap that is large enough, or None."""
+        starts = [*(lease.start for lease in self._leases), self.total_bytes]
+        stops = [0, *(lease.stop for lease in self._leases)]
+        fitting = [(start - stop, at) for at, (start, stop) in enumerate(zip(starts, stops, strict=True))]
+        return min(((gap, at) for gap, at in fitting if gap >= length), default=(0, None))[1]
+
+    def _compact(self) -> None:
+        """Move every cache down to the end of the one before it."""
+        at = 0
+        for lease in self._leases:
+            length = lease.stop - lease.start
+            if lease.start > at:
+                self._move(lease.start, at, length)
+                lease.start, lease.stop = at, at + length
+                owner = lease.owner()
+                if owner is not None:
+                    owner.bind(self._memory[at : at + length])
+            at += length
+        assert all(one.stop == other.start for one, other in pairwise(self._leases))
+
+    def _move(self, source: int, to: int, length: int) -> None:
+        for done in range(0, length, MOVED_BYTES):
+            count = min(MOVED_BYTES, length - done)
+            moved = self._memory[source + done : source + done + count].clone()
+            self._memory[to + done : to + done + count] = moved
+
+
+def aligned(size_bytes: int) -> int:
+    """The multiple of ALIGNMENT_BYTES that so many bytes take."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.runtime.arena import CacheArena, Piece
+from shardp2p.runtime.arena import CacheArena, aligned
 from shardp2p.runtime.masks import Ancestry, RowBatch
 
 __all__ = ["LayerShape", "RowBatch", "RowCache"]
@@ -42,7 +42,8 @@ class LayerShape:
 class RowCache:
     """Rows [0, rows) of at most `capacity_rows`; every row knows its parent and position.
 
-    With an `arena` the memory is a part of what that has reserved, and goes back to it with `close`, or with the cache.
+    With an `arena` the memory is a part of what that has reserved, while there is room, and goes back to it with
+    `close`, or with the cache.
     """
 
     def __init__(
@@ -59,18 +60,12 @@ class RowCache:
         self.capacity_rows = capacity_rows
         self.bytes = capacity_rows * sum(shape.row_bytes(dtype) for shape in shapes)
         self.ancestry = Ancestry(capacity_rows)
-        pieces: list[Piece] = []
-        # Before anything is taken: what a cache got that then fails must go back too.
-        self._give_back = None if arena is None else weakref.finalize(self, arena.give_back, pieces)
-
-        def take(shape: tuple[int, ...]) -> Tensor:
-            if arena is not None and (taken := arena.take(shape, dtype)) is not None:
-                pieces.append(taken[1])
-                return taken[0]
+        self.tensors = LayerTensors(shapes, capacity_rows, dtype, first_layer)
+        lease = None if arena is None else arena.take(self.tensors.size_bytes, self.tensors)
+        self._give_back = None if arena is None or lease is None else weakref.finalize(self, arena.give_back, lease)
+        if lease is None:
             # Writing every element makes the system hand out the memory now, not in the middle of an answer.
-            return torch.empty(shape, dtype=dtype, device=device).zero_()
-
-        self.tensors = LayerTensors(shapes, capacity_rows, take, first_layer)
+            self.tensors.bind(torch.empty(self.tensors.size_bytes, dtype=torch.uint8, device=device).zero_())
 
     def close(self) -> None:
         """Gives back what came from an arena; the cache must not be used afterwards. May be called twice."""
@@ -121,22 +116,35 @@ class LayerTensors:
 
     is_compileable = False
 
-    def __init__(
-        self,
-        shapes: Sequence[LayerShape],
-        capacity: int,
-        take: Callable[[tuple[int, ...]], Tensor],
-        first_layer: int,
-    ) -> None:
-        def rows(shape: tuple[int, ...]) -> Tensor:
-            return take((1, *shape[:-1], capacity, shape[-1]))
-
-        self._keys = [rows(shape.key) for shape in shapes]
-        self._values = [rows(shape.value) for shape in shapes]
-        self._others = [[rows(other) for other in shape.others] for shape in shapes]
+    def __init__(self, shapes: Sequence[LayerShape], capacity: int, dtype: torch.dtype, first_layer: int) -> None:
+        """For `bind` to give them memory."""
+        self._shapes = shapes
+        self._capacity = capacity
+        self._dtype = dtype
         self._first_layer = first_layer
         self._start = self._stop = 0
         self.view_starts = [0] * len(shapes)
+        self.size_bytes = sum(
+            aligned(self._bytes_of(one)) for shape in shapes for one in (shape.key, shape.value, *shape.others)
+        )
+
+    def bind(self, memory: Tensor) -> None:
+        """Lie in these bytes [size_bytes] uint8, one tensor behind the other; also after they have moved."""
+        at = 0
+
+        def rows(shape: tuple[int, ...]) -> Tensor:
+            nonlocal at
+            size_bytes = self._bytes_of(shape)
+            tensor = memory[at : at + size_bytes].view(self._dtype).view(1, *shape[:-1], self._capacity, shape[-1])
+            at += aligned(size_bytes)
+            return tensor
+
+        self._keys = [rows(shape.key) for shape in self._shapes]
+        self._values = [rows(shape.value) for shape in self._shapes]
+        self._others = [[rows(other) for other in shape.others] for shape in self._shapes]
+
+    def _bytes_of(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * self._capacity * self._dtype.itemsize
 
     def begin(self, start: int, stop: int) -> None:
         """The next updates write rows [start, stop); the views start at `view_starts`, per layer."""
