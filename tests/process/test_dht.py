@@ -255,7 +255,7 @@ async def test_strange_requests_and_answers_harm_nobody() -> None:
                 await stream.receive_some(65536)
             await stream.close()
 
-        answers = itertools.cycle(strange_messages())
+        answers = itertools.cycle(strange_messages()[1:])  # so many that every kind meets every question
 
         async def answer(stream: Stream) -> None:
             data = next(answers).SerializeToString()
@@ -263,7 +263,7 @@ async def test_strange_requests_and_answers_harm_nobody() -> None:
             await stream.send_all(encode_varint_prefixed(data))
 
         two.host.serve(PROTOCOL_ID, answer)
-        for number in range(120):
+        for number in range(321):
             one.directory._book.heard(two.peer_id, trio.current_time())  # ends its pause
             if number % 3 == 0:
                 await one.directory._queries.acquaint([two.peer_id])
