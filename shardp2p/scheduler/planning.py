@@ -14,7 +14,8 @@ from shardp2p.errors import LocalProtocolError, PeerUnavailableError
 from shardp2p.scheduler.plan import Stage
 from shardp2p.scheduler.planning_exact import best_tour
 from shardp2p.scheduler.planning_fill import Candidates
-from shardp2p.scheduler.planning_search import improve, search, shake
+from shardp2p.scheduler.planning_improve import improve
+from shardp2p.scheduler.planning_search import search, shake
 from shardp2p.scheduler.planning_shortlist import Field, Ring
 from shardp2p.scheduler.topology import ModelShape, Topology
 from shardp2p.vocabulary import LayerRange, PeerId
