@@ -15,11 +15,11 @@ from random import Random
 from typing import Final
 
 from shardp2p.identity.keys import Identity
-from shardp2p.swarm.gossip import Gossip, GossipEvent
+from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.sealed_records import open_record
-from shardp2p.swarm.view_events import Vanished
+from shardp2p.swarm.view_events import GossipEvent, Vanished
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.wire.codec import encode
 from shardp2p.wire.messages import PeerAddress

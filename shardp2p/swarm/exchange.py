@@ -38,6 +38,9 @@ BYTES_S, BYTES_AT_ONCE = 64.0 * 1024, 4.0 * 1024 * 1024
 WANTS_S, WANTS_AT_ONCE = 64.0, 2.0 * MAX_PEERS
 """What it may have us send: the largest view twice, as after a reconnection, then a trickle."""
 
+MAX_QUEUED: Final = 2 * MAX_PEERS
+"""Names that wait for a neighbour which does not read; what comes later it may learn from others."""
+
 K = TypeVar("K")
 N = TypeVar("N", RecordNews, ValueNews)
 
@@ -74,7 +77,7 @@ class Allowance:
 
 
 class Queue(Generic[K]):
-    """Names in order of arrival, each once."""
+    """Names in order of arrival, each once; no more than a neighbour may want."""
 
     def __init__(self) -> None:
         self._names: dict[K, None] = {}
@@ -84,7 +87,8 @@ class Queue(Generic[K]):
 
     def add(self, name: K) -> None:
         """Append `name` unless it is there."""
-        self._names.setdefault(name)
+        if len(self._names) < MAX_QUEUED:
+            self._names.setdefault(name)
 
     def discard(self, name: K) -> None:
         """Remove `name` if it is there."""

@@ -6,20 +6,19 @@ each peer one copy of the record and a few heartbeats, and a newcomer that hears
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
-from shardp2p.errors import IntegrityError, OverloadedError, RemoteProtocolError
+from shardp2p.errors import IntegrityError, RemoteProtocolError
 from shardp2p.swarm.asking import Asking
+from shardp2p.swarm.blame import Blame
 from shardp2p.swarm.exchange import CALM_S, URGENT_S, Allowance, Exchange
 from shardp2p.swarm.publisher import Publisher
 from shardp2p.swarm.sealed_records import open_record, payload_of, short_id, short_of
 from shardp2p.swarm.shared_values import SharedValues, Validator, value_id
-from shardp2p.swarm.strikes import BREACH, FORGERY, NUISANCE, Strikes
+from shardp2p.swarm.strikes import FORGERY, NUISANCE, Strikes
 from shardp2p.swarm.view import MAX_PEERS, OpenRecord, View
-from shardp2p.swarm.view_events import ViewEvent
+from shardp2p.swarm.view_events import GossipEvent, ValueAdded
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.news import Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
 
@@ -27,26 +26,6 @@ MAX_ALLOWANCES: Final = 1024
 """Peers whose allowance outlives their stream, so that a new stream brings no new one."""
 
 FORGED: Final = "passed on a heartbeat that nobody can have made"
-
-
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """A neighbour broke the rules."""
-
-    peer: PeerId
-    reason: str
-    is_banned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ValueAdded:
-    """A value of another kind that is new to us."""
-
-    kind: int
-    sealed: bytes
-
-
-GossipEvent = ViewEvent | Struck | ValueAdded
 
 
 class Gossip:
@@ -72,6 +51,7 @@ class Gossip:
         self._allowances: dict[PeerId, Allowance] = {}
         self._asking = Asking(self._sequence_of)
         self._events: list[GossipEvent] = []
+        self._blame = Blame(self.strikes)
 
     @property
     def neighbours(self) -> tuple[PeerId, ...]:
@@ -139,10 +119,10 @@ class Gossip:
         """Take in what a neighbour sent. Its offences become strikes."""
         exchange = self._neighbours[peer]
         if not exchange.allowance.spend(news, now):
-            self._strike(exchange, NUISANCE, "sends more than a neighbour may", now)
+            self._blame.strike(exchange.peer, NUISANCE, "sends more than a neighbour may", now)
             return self._taken_events()
         for record in news.records:
-            with self._striking(exchange, now):
+            with self._blame.striking(exchange.peer, now):
                 self._learn(exchange, record, now)
         for heartbeat in news.heartbeats:
             self._hear(exchange, heartbeat, now)
@@ -157,7 +137,7 @@ class Gossip:
         if news.record_wants or news.value_wants or news.offers:
             exchange.hurry(now)
         for value in news.values:
-            with self._striking(exchange, now):
+            with self._blame.striking(exchange.peer, now):
                 self._take_value(exchange, value, now)
         return self._taken_events()
 
@@ -184,7 +164,7 @@ class Gossip:
         exchange.disputed.discard(short)
         exchange.heartbeats.discard(short)
         if asked is None and short != exchange.short:
-            self._strike(exchange, NUISANCE, "sends records that nobody asked for", now)
+            self._blame.strike(exchange.peer, NUISANCE, "sends records that nobody asked for", now)
             return
         if asked is not None and news.heartbeat.sequence < asked.sequence:
             raise RemoteProtocolError("a neighbour claimed a newer record than it has")
@@ -203,7 +183,8 @@ class Gossip:
                 exchange.heartbeats.add(short)
                 exchange.hurry(now + URGENT_S)
             case "contradiction":
-                self._strike_about(news, now)
+                signer = self._open(news.sealed, self._swarm).peer_id
+                self._blame.strike(signer, FORGERY, "signed two records under one sequence", now)
 
     def _learn_of_ourselves(self, news: RecordNews, is_lie: bool) -> None:
         """A record of ours that we did not make in this run: an earlier run did, and we must go beyond it."""
@@ -235,7 +216,7 @@ class Gossip:
 
     def _take_value(self, exchange: Exchange, news: ValueNews, now: float) -> None:
         if exchange.asked_values.pop(value_id(news), None) is None:
-            self._strike(exchange, NUISANCE, "sends values that nobody asked for", now)
+            self._blame.strike(exchange.peer, NUISANCE, "sends values that nobody asked for", now)
         else:
             self._add_value(news, exchange, now)
 
@@ -258,28 +239,6 @@ class Gossip:
     def _sequence_of(self, short: ShortId) -> int:
         return self.own.version[0] if short == self.own.short else self.view.sequence_of(short)
 
-    @contextmanager
-    def _striking(self, exchange: Exchange, now: float) -> Iterator[None]:
-        """Count what a neighbour should have checked itself against it."""
-        try:
-            yield
-        except IntegrityError as error:
-            self._strike(exchange, FORGERY, error.message, now)
-        except RemoteProtocolError as error:
-            self._strike(exchange, BREACH, error.message, now)
-        except OverloadedError:
-            pass
-
-    def _strike(self, exchange: Exchange, weight: float, reason: str, now: float) -> None:
-        is_banned = self.strikes.strike(exchange.peer, weight, now)
-        self._events.append(Struck(exchange.peer, reason, is_banned))
-
-    def _strike_about(self, news: RecordNews, now: float) -> None:
-        """Two records under one sequence: the fault of who signed them, not of who carried them."""
-        peer = self._open(news.sealed, self._swarm).peer_id
-        is_banned = self.strikes.strike(peer, FORGERY, now)
-        self._events.append(Struck(peer, "signed two records under one sequence", is_banned))
-
     def _taken_events(self) -> list[GossipEvent]:
-        events, self._events = self._events, []
+        events, self._events = [*self._events, *self._blame.take()], []
         return events

@@ -21,12 +21,12 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.identity.keys import Identity
-from shardp2p.swarm.gossip import Gossip, GossipEvent, Struck, ValueAdded
+from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.strikes import BREACH, Strikes
-from shardp2p.swarm.view_events import Vanished
+from shardp2p.swarm.view_events import GossipEvent, Struck, ValueAdded, Vanished
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.messages import PeerAddress

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Final
 
+from shardp2p.swarm.chance import Chance
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.records import CoverageRecord
@@ -49,7 +49,7 @@ class _Failure:
 class Neighbours:
     """Chooses whom to dial and whom to send on. `bootstrap` are the peers that we were told of."""
 
-    def __init__(self, own: PeerId, bootstrap: Sequence[PeerAddress], rng: Random) -> None:
+    def __init__(self, own: PeerId, bootstrap: Sequence[PeerAddress], rng: Chance) -> None:
         self._own = own
         self._rng = rng
         self._bootstrap = {peer.peer_id: peer for peer in bootstrap if peer.peer_id != own}
@@ -75,7 +75,7 @@ class Neighbours:
             self._failures.popitem(last=False)
         back_off_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**failure.count)
         failure.count = min(failure.count + 1, 16)
-        failure.until = now + back_off_s * self._rng.uniform(0.5, 1.0)
+        failure.until = now + back_off_s * (0.5 + 0.5 * self._rng.random())
 
     def succeeded(self, peer: PeerId) -> None:
         """Its stream stands."""
@@ -121,7 +121,7 @@ class Neighbours:
         """One of those that we know and do not see; all that we may try, while we see nobody."""
         if connected and now < self._reunion_at:
             return []
-        self._reunion_at = now + REUNION_S * self._rng.uniform(0.5, 1.5)
+        self._reunion_at = now + REUNION_S * (0.5 + self._rng.random())
         seen = {record.peer_id for record in live}
         hidden = [
             peer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Final
 
 from shardp2p.identity.keys import Identity
+from shardp2p.swarm.chance import Chance
 from shardp2p.swarm.heartbeats import HeartbeatChain
 from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s
 from shardp2p.swarm.sealed_records import seal_record, short_id
@@ -54,7 +54,7 @@ class Publisher:
         self,
         identity: Identity,
         swarm: SwarmId,
-        rng: Random,
+        rng: Chance,
         entropy: Callable[[int], bytes],
         *,
         is_silent: bool = False,

@@ -1,10 +1,11 @@
-"""What a view tells: who appeared, changed, and is gone. Pure values."""
+"""What gossip tells: who appeared, changed, and is gone, who broke the rules, what is new. Pure values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from shardp2p.vocabulary import PeerId
 from shardp2p.wire.records import CoverageRecord
 
 Reason = Literal["left", "silent", "contradiction", "shut out"]
@@ -42,3 +43,23 @@ class Lesson:
 
     verdict: Literal["news", "same", "old", "contradiction"]
     event: ViewEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A peer broke the rules; whether nobody talks to it for a while."""
+
+    peer: PeerId
+    reason: str
+    is_banned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValueAdded:
+    """A value of another kind that is new to us."""
+
+    kind: int
+    sealed: bytes
+
+
+GossipEvent = ViewEvent | Struck | ValueAdded

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from shardp2p.swarm.gossip import Gossip, GossipEvent
+from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.heartbeats import HeartbeatChain
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.sealed_records import seal_record, short_id
 from shardp2p.swarm.shared_values import Validator
+from shardp2p.swarm.view_events import GossipEvent
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
 from shardp2p.wire.news import Heartbeat, RecordNews
 from shardp2p.wire.records import CoverageRecord, HeldLayers, Link

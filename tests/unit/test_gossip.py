@@ -11,9 +11,10 @@ import pytest
 from shardp2p.errors import IntegrityError
 from shardp2p.lab.epidemic import Epidemic
 from shardp2p.swarm.exchange import MESSAGES_AT_ONCE
-from shardp2p.swarm.gossip import Gossip, Struck, ValueAdded
+from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
+from shardp2p.swarm.view_events import Struck, ValueAdded
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.news import News, RecordNews, ShortId, ValueNews
 from tests.support.gossip_parts import Voice, exchange_all, gossip_of
