@@ -29,8 +29,8 @@ RING = (("one", "0:2"), ("two", "2:4"), ("three", "4:6"))
 HANGS_S = 5_000.0
 
 
-def ring_of_three(nursery: trio.Nursery, **options: float) -> SimNodes:
-    sim = SimNodes(nursery, **options)
+def ring_of_three(nursery: trio.Nursery, *, compute_s: float = 0.01) -> SimNodes:
+    sim = SimNodes(nursery, compute_s=compute_s)
     for name, layers in RING:
         sim.hold(name, layers)
     return sim
@@ -71,7 +71,7 @@ async def test_a_lap_does_not_pay_for_the_way_to_the_client(autojump_clock: Mock
         took_s = {}
         for driver in ("local", "first"):
             started = trio.current_time()
-            async with sim.node("client").generate(plan_of(*RING), request(), driver=driver) as stream:  # type: ignore[arg-type]
+            async with sim.node("client").generate(plan_of(*RING), request(), driver=driver) as stream:
                 assert await read_all(stream) == fake_reference(prompt(), 24)
             took_s[driver] = trio.current_time() - started
         assert took_s["local"] > 24 * 2.0
@@ -261,7 +261,7 @@ async def test_a_slow_reader_gets_every_token(autojump_clock: MockClock) -> None
     async with trio.open_nursery() as nursery:
         sim = SimNodes(nursery, window_bytes=64)
         sim.hold("one", "0:6")
-        tokens = []
+        tokens: list[int] = []
         async with sim.node("client").generate(plan_of(("one", "0:6")), request(300), driver="first") as stream:
             async for batch in stream:
                 tokens.extend(batch)
@@ -303,7 +303,7 @@ async def test_a_budget_that_runs_out_ends_the_work(autojump_clock: MockClock) -
         for driver in ("first", "local"):
             asked = request(900, budget_s=20.0)
             started = trio.current_time()
-            async with sim.node("client").generate(plan_of(*RING), asked, driver=driver) as stream:  # type: ignore[arg-type]
+            async with sim.node("client").generate(plan_of(*RING), asked, driver=driver) as stream:
                 with pytest.raises(PeerUnavailableError, match=r"not complete after the 20\.0 s"):
                     await read_all(stream)
             assert trio.current_time() - started == pytest.approx(20.0, abs=3.0)

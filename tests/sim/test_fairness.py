@@ -17,12 +17,14 @@ async def test_nobody_waits_longer_than_one_chunk_of_each_other_session(autojump
     async with trio.open_nursery() as nursery:
         sim = SimNodes(nursery, compute_s=COMPUTE_S)
         sim.hold("one", "0:6", cache_rows=100_000)
-        ring, gaps_s = plan_of(("one", "0:6")), []
+        ring = plan_of(("one", "0:6"))
+        gaps_s: list[float] = []
 
         async def decode(seed: int) -> None:
             asked = request(30, prompt(4, seed))
             async with sim.node("client").generate(ring, asked, limits=Limits(max_chunks=1)) as stream:
-                last, tokens = None, []
+                last: float | None = None
+                tokens: list[int] = []
                 async for batch in stream:
                     now = trio.current_time()
                     if last is not None:
