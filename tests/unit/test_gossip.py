@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-import pytest
-
 from shardp2p.errors import IntegrityError
-from shardp2p.lab.epidemic import Epidemic
 from shardp2p.swarm.exchange import MESSAGES_AT_ONCE
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.publisher import Coverage, Publisher
@@ -242,23 +239,3 @@ def test_value_that_its_validator_refuses_is_blamed_on_its_sender() -> None:
     liar.connect(peer(0), 0.0)
     events = exchange_all(gossips, 0.0)
     assert [strike.peer for strike in strikes_of(events)] == [peer(1)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_simulated_swarm_converges_forgets_the_dead_and_stays_cheap(seed: int) -> None:
-    epidemic = Epidemic(seed)
-    for number in range(40):
-        epidemic.join(entrances=2)
-        epidemic.run_until(number * 0.1)
-    epidemic.run_until(8.0)
-    assert {len(one.gossip.view) for one in epidemic.peers.values()} == {39}
-    victim, leaver = list(epidemic.peers.values())[:2]
-    before = epidemic.traffic_bytes()
-    epidemic.kill(victim)
-    epidemic.leave(leaver)
-    epidemic.run_until(10.0)
-    assert epidemic.knowing(leaver) == 0
-    epidemic.run_until(23.0)
-    assert epidemic.knowing(victim) == 0
-    assert {len(one.gossip.view) for one in epidemic.peers.values()} == {37}
-    assert (epidemic.traffic_bytes() - before) / 38 / 15 < 20_000
