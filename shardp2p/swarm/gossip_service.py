@@ -129,6 +129,11 @@ class GossipService:
         own = () if self.own is None or self.own.is_departure else (self.own,)
         return tuple(sorted((*self._gossip.view.live(), *own), key=lambda record: record.peer_id))
 
+    def live_sealed(self) -> tuple[bytes, ...]:
+        """The same records as their peers sealed them, in no order."""
+        own = () if self.own is None or self.own.is_departure else (self.own_sealed(),)
+        return (*self._gossip.view.live_sealed(), *own)
+
     def values(self, kind: int) -> tuple[bytes, ...]:
         """The sealed values of that kind, as `shared_values.REVOCATIONS`."""
         return self._gossip.values.of_kind(kind)
@@ -245,6 +250,8 @@ class GossipService:
         return self._gossip.strikes.is_banned(peer, trio.current_time())
 
     def _dial(self, nursery: trio.Nursery) -> None:
+        if not self._is_running:
+            return
         now = trio.current_time()
         live = self._gossip.view.live()
         for address in self._neighbours.to_dial(live, self._connected(), self._is_banned, now):
