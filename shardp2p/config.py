@@ -25,7 +25,7 @@ from typing import Any, Literal, NoReturn, cast, get_args
 import platformdirs
 
 from shardp2p.errors import ConfigError
-from shardp2p.vocabulary import DType, LayerRange, ModelId
+from shardp2p.vocabulary import DType, LayerRange, ModelId, parse_bytes, parse_region
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -40,6 +40,7 @@ class Paths:
     models_dir: Path
     identity_file: Path
     swarms_dir: Path
+    run_dir: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class UpSettings:
     device: str = "cpu"
     threads: int = 0
     cache_rows: int = 16384
+    memory_bytes: int | None = None
+    region: str = ""
     identity: Path | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +101,7 @@ def default_paths(data_dir: Path | None = None) -> Paths:
         models_dir=root / "models",
         identity_file=root / "identity.key",
         swarms_dir=root / "swarms",
+        run_dir=root / "run",
     )
 
 
@@ -166,6 +170,7 @@ def _up_settings(table: _Table) -> UpSettings:
     defaults = UpSettings()
     model = table.text("model", "")
     layers = table.text("layers", "")
+    memory = table.text("memory", "")
     return UpSettings(
         model=ModelId(model) if model else None,
         layers=LayerRange.parse(layers) if layers else None,
@@ -175,6 +180,8 @@ def _up_settings(table: _Table) -> UpSettings:
         device=table.text("device", defaults.device),
         threads=table.number("threads", defaults.threads),
         cache_rows=table.number("cache_rows", defaults.cache_rows),
+        memory_bytes=parse_bytes(memory) if memory else None,
+        region=parse_region(table.text("region", "")),
         identity=table.path("identity"),
     )
 

@@ -51,6 +51,8 @@ ASKED_AT_ONCE: Final = 16
 """Peers that are asked at the same time."""
 MEMBERSHIP_S: Final = 1.0
 """How often revocations that came by another way are looked for, and connections of the revoked closed."""
+NEIGHBOUR_S: Final = 0.1
+"""How often a new stream is looked for."""
 RECORD_S: Final = 2.0
 """How often at least the directory gets our newest record; it sends only what changed."""
 SIGHT_S: Final = 15.0
@@ -85,7 +87,8 @@ class Member:
         self.directory = directory
         self.links = Links(host.peer_id)
         self.bootstrap = tuple(bootstrap)
-        self.refusal: str | None = None
+        self.refused = trio.Event()
+        """Set when the swarm does not admit us any more."""
         self.ring_peers: frozenset[PeerId] = frozenset()
         """Peers next to us in rings: their links are measured first."""
         self._host = host
@@ -135,6 +138,12 @@ class Member:
                 seen = await self.gossip.wait_change(seen)
             return
         raise PeerUnavailableError(await self.explain_silence())
+
+    async def wait_neighbour(self) -> None:
+        """Wait until a gossip stream to some peer stands."""
+        while not self.gossip.neighbours:
+            with trio.move_on_after(NEIGHBOUR_S):
+                await self.gossip.wait_change(self.gossip.changes)
 
     async def explain_silence(self) -> str:
         """Why nobody of the peer list answers, address by address."""
@@ -257,7 +266,8 @@ class Member:
                 log.info("peer_shut_out", peer=peer, reason=refusal)
                 self.gossip.shut_out(peer)
                 await self._host.disconnect(peer)
-            self.refusal = membership.own_refusal(now_s)
+            if membership.own_refusal(now_s) is not None:
+                self.refused.set()
             await trio.sleep(MEMBERSHIP_S)
 
     def _share(self, statement: bytes) -> None:

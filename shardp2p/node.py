@@ -107,14 +107,16 @@ class Node:
         load_growth_bytes: int,
         *,
         budget: CacheBudget | None = None,
+        observe: Callable[[int, int, float], None] | None = None,
     ) -> HeldModel:
         """Serve a block's layers from now on, beside what is held already.
 
         Blocks on one device share its `budget` for caches; without one, the block has `holding.cache_rows` of its own.
+        `observe` hears of each chunk's live rows, layers and seconds.
         """
         from shardp2p.stage.worker import open_on_device  # brings torch
 
-        compute = open_on_device(block, device)
+        compute = open_on_device(block, device, observe)
         served = HeldBlock(block.layers, holding, block.layer_row_bytes, compute, budget)
         held = HeldModel(
             model, block.model_layers, block.context_tokens, block.layer_bytes, str(block.device), load_growth_bytes,
@@ -136,9 +138,14 @@ class Node:
         finally:
             self._held = [other for other in self._held if other is not held]
 
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions run over our layers now."""
+        return self._stage.open_sessions
+
     def is_busy(self) -> bool:
         """Whether requests run over our layers: then nobody measures bandwidth from or to us."""
-        return self._stage.open_sessions > 0
+        return self.open_sessions > 0
 
     def describe(self) -> MemberInfo:
         """Our account of ourselves, as it is now; of several blocks, the one that was held first."""

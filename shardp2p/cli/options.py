@@ -12,6 +12,16 @@ DataDir = Annotated[Path | None, Option("--data-dir", help="Keep everything ther
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 LogLevel = Annotated[str | None, Option("--log-level", help="debug, info, warning or error; logs go to stderr.")]
 
+# Of a swarm
+Join = Annotated[
+    str | None,
+    Option(
+        "--join",
+        metavar="TOKEN|FILE|-",
+        help="A token, a file with one, or a swarm of yours.",
+    ),
+]
+
 # up
 Model = Annotated[str | None, Option("--model", help="A model in the store, or a directory.")]
 Layers = Annotated[str | None, Option("--layers", metavar="A:B", help="Layers to serve, B excluded.")]
@@ -25,6 +35,15 @@ DTypeName = Annotated[
 Device = Annotated[str | None, Option("--device", help="cpu (the default), cuda or cuda:N.")]
 Threads = Annotated[int | None, Option("--threads", help="Compute threads; 0: torch decides.")]
 CacheRows = Annotated[int | None, Option("--cache-rows", help="Token positions to keep for all requests together.")]
+Memory = Annotated[
+    str | None,
+    Option("--memory", metavar="SIZE", help="For layers and caches, as 8GiB. Default: what is free."),
+]
+Region = Annotated[str | None, Option("--region", help="Where this machine is, as eu-west; shown to others.")]
+UpPeers = Annotated[
+    list[str] | None, Option("--peer", metavar="MULTIADDR", help="A peer of the swarm to dial first; repeat for more.")
+]
+Once = Annotated[bool, Option("--once", help="Give up, with exit code 3, when no peer answers at the start.")]
 KeyFile = Annotated[Path | None, Option("--identity", help="The key file; made if there is none.")]
 Config = Annotated[Path | None, Option("--config", help="A settings file.")]
 ExitOnStdinClose = Annotated[

@@ -15,10 +15,12 @@ from shardp2p.cli import options
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.quick_imports import quick_imports
+from shardp2p.cli.up_swarm import InSwarm, find_swarm, make_offer, serve_in_swarm
 from shardp2p.config import UpSettings, load_settings, prepare_compute, with_flags
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
-from shardp2p.vocabulary import LayerRange, ModelId
+from shardp2p.vocabulary import LayerRange, ModelId, parse_bytes, parse_region
 from shardp2p.weights.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ def up(
     device: options.Device = None,
     threads: options.Threads = None,
     cache_rows: options.CacheRows = None,
+    join: options.Join = None,
+    peer: options.UpPeers = None,
+    memory: options.Memory = None,
+    region: options.Region = None,
+    once: options.Once = False,
     identity: options.KeyFile = None,
     data_dir: options.DataDir = None,
     config: options.Config = None,
@@ -65,7 +72,7 @@ def up(
     exit_on_stdin_close: options.ExitOnStdinClose = False,
     log_level: options.LogLevel = None,
 ) -> None:
-    """Serve a range of a model's layers until Ctrl-C."""
+    """Serve layers of a model until Ctrl-C: those that the swarm needs, or a range that is named."""
     everything = load_settings(config, data_dir=data_dir)
     settings = with_flags(
         everything.up,
@@ -76,10 +83,11 @@ def up(
         device=device,
         threads=threads,
         cache_rows=cache_rows,
+        peers=peer,
+        memory_bytes=parse_bytes(memory) if memory else None,
+        region=parse_region(region) if region else None,
         identity=identity,
     )
-    if settings.model is None:
-        raise ConfigError("name a model with --model; `shardp2p model list` shows those on this machine")
     configure_logging(log_level or everything.log_level)
     prepare_compute()
     from shardp2p.identity.keys import hold, load_or_create
@@ -87,10 +95,31 @@ def up(
     key_file = settings.identity or everything.paths.identity_file
     with hold(key_file):
         key = load_or_create(key_file)
+        if (found := find_swarm(join, key, everything.paths)) is not None:
+            offer = make_offer(settings, everything.paths)
+            start = InSwarm(*found, offer, settings, everything.paths, is_once=once, as_json=as_json)
+            watch_stdin = _end_with_stdin if exit_on_stdin_close else None
+            interrupts.run(partial(serve_in_swarm, key, start, watch_stdin))
+            return
+        model_name = _require_alone(settings)
         with progress_bar() as report:
-            stored = ModelStore(everything.paths.models_dir).resolve(settings.model, report)
+            stored = ModelStore(everything.paths.models_dir).resolve(model_name, report)
         serving = Serving(stored, _choose_layers(settings, stored), settings, exit_on_stdin_close)
         interrupts.run(partial(_serve, key, serving, _show_json if as_json else _show))
+
+
+def _require_alone(settings: UpSettings) -> ModelId:
+    """The model to serve outside any swarm. Raises: ConfigError for what such a peer cannot do."""
+    if settings.model is None and settings.layers is None:
+        raise ConfigError(
+            "this peer is in no swarm: join one with --join TOKEN|FILE, or make one with `shardp2p swarm create`; to "
+            "serve without a swarm, say --model and --layers"
+        )
+    if settings.model is None:
+        raise ConfigError("name a model with --model; `shardp2p model list` shows those on this machine")
+    if settings.peers or settings.memory_bytes is not None:
+        raise ConfigError("--peer and --memory are for a peer of a swarm; join one with --join TOKEN|FILE")
+    return settings.model
 
 
 def _choose_layers(settings: UpSettings, model: StoredModel) -> LayerRange:
@@ -110,7 +139,8 @@ def _choose_layers(settings: UpSettings, model: StoredModel) -> LayerRange:
 async def _serve(identity: Identity, serving: Serving, show: Callable[[Serving, Node, Loaded], None]) -> None:
     import trio
 
-    from shardp2p.node import open_node
+    with quick_imports():
+        from shardp2p.node import open_node
 
     async with open_node(identity, serving.settings.listen) as node, trio.open_nursery() as nursery:
         if serving.ends_with_stdin:
@@ -140,9 +170,10 @@ async def _import_runtime() -> None:
     import trio
 
     def run_imports() -> None:
-        import shardp2p.runtime.load
-        import shardp2p.runtime.prepare
-        import shardp2p.stage.worker  # noqa: F401
+        with quick_imports():
+            import shardp2p.runtime.load
+            import shardp2p.runtime.prepare
+            import shardp2p.stage.worker  # noqa: F401
 
     with progress_bar() as report:
         report("starting the runtime", 0, 0)

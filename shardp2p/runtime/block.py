@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from shardp2p.errors import LocalProtocolError, OverloadedError, RemoteProtocolError
 from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture, check_hand_through
+from shardp2p.runtime.arena import CacheArena
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
 from shardp2p.vocabulary import LayerRange
 
@@ -58,6 +59,7 @@ class Block:
         self._needs_mask = getattr(config, "index_topk", None) is not None
         self._cache_keyword = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
         self._shapes = self._measure_rows()
+        self._arena: CacheArena | None = None
 
     def part(self, layers: LayerRange) -> Block:
         """Some of these layers as a block of their own, which shares the weights and adds next to no memory.
@@ -84,13 +86,20 @@ class Block:
         part._inner = _slice(part._inner, self.layers, layers)
         return part
 
+    def reserve(self, total_bytes: int) -> None:
+        """Takes the memory of all sessions' caches now, so that none has to be found while the block serves.
+
+        Raises: ConfigError when the device has not that much.
+        """
+        self._arena = CacheArena(total_bytes, self.device)
+
     def new_cache(self, capacity_rows: int) -> RowCache:
         """Rows for one session; takes capacity_rows × row_bytes of memory now.
 
         Raises: OverloadedError when the device has not that much.
         """
         try:
-            return RowCache(self._shapes, capacity_rows, self.dtype, self.device, self.layers.start)
+            return RowCache(self._shapes, capacity_rows, self.dtype, self.device, self.layers.start, arena=self._arena)
         except (RuntimeError, MemoryError) as error:  # torch's allocators raise the first, numpy's the second
             needed = f"{capacity_rows * self.row_bytes / 2**20:,.0f} MiB"
             raise OverloadedError(

@@ -6,7 +6,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from shardp2p.errors import RemoteProtocolError
@@ -26,14 +26,22 @@ MAX_COMPUTE_US = 2**64 - 1
 """The largest sum that goes on; what the previous stages claim may be anything up to it."""
 
 
-def open_on_device(block: Block, device: DeviceThread) -> OpenCompute:
+Observe = Callable[[int, int, float], None]
+"""Hears of each computed chunk: its live rows, the layers that ran, and the seconds that they took."""
+
+
+def open_on_device(block: Block, device: DeviceThread, observe: Observe | None = None) -> OpenCompute:
     """What opens a session's cache and worker over `block`, computing in `device`."""
 
     async def open_compute(request: Open) -> Compute:
         worker = await device.run(_new_worker, block, request)
 
         async def compute(work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
-            return await device.run(worker.run, work, tokens)
+            message = await device.run(worker.run, work, tokens)
+            if observe is not None:
+                before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
+                observe(len(work.rows), len(request.layers), (message.compute_us - before) / 1e6)
+            return message
 
         return compute
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.vocabulary import LayerRange
+from shardp2p.vocabulary import LayerRange, ModelId
 
 LifeState = Literal["joining", "placing", "loading", "serving", "draining", "left"]
 
@@ -31,21 +31,34 @@ REVIEW_S: Final = 10.0
 DRAIN_S: Final = 60.0
 """How long requests that run may take to finish once the peer is to leave."""
 
-Ranges = tuple[LayerRange, ...]
+
+@dataclass(frozen=True, slots=True, order=True)
+class Seat:
+    """Layers of one model that a peer holds or means to hold."""
+
+    model: ModelId
+    digest: str
+    layers: LayerRange
+
+    def __str__(self) -> str:
+        return f"{self.layers} of {self.model}"
+
+
+Seats = tuple[Seat, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Say where to sit, by `chosen`. A `is_review` may answer with the ranges that are held already."""
+    """Say where to sit, by `chosen`. A review may answer with the seats that are held already."""
 
     is_review: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Hold exactly these ranges: load what is new, release what is not among them; then `loaded` or `failed`."""
+    """Hold exactly these seats: load what is new, release what is not among them; then `loaded` or `failed`."""
 
-    ranges: Ranges
+    seats: Seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +75,12 @@ Command = Choose | Load | Drain | Leave
 
 
 class Life:
-    """One peer's. `state`, `ranges` and `waits_for` are what it publishes and shows."""
+    """One peer's. `state`, `seats` and `waits_for` are what it publishes and shows."""
 
     def __init__(self, now: float, *, is_founder: bool = False) -> None:
         """A founder knows nobody to join, and waits for nobody."""
         self.state: LifeState = "joining"
-        self.ranges: Ranges = ()
+        self.seats: Seats = ()
         self.waits_for = "nobody to join was named" if is_founder else "no peer of the swarm has answered yet"
         self.due_at = now if is_founder else float("inf")
         self._commands: deque[Command] = deque()
@@ -106,8 +119,8 @@ class Life:
         elif self.state == "draining":
             self._leave()
 
-    def chosen(self, ranges: Ranges, reason: str, now: float) -> None:
-        """The answer to Choose: the ranges to hold, none when there is no place; and why, in words.
+    def chosen(self, seats: Seats, reason: str, now: float) -> None:
+        """The answer to Choose: the seats to take, none when there is no place; and why, in words.
 
         Raises: LocalProtocolError when nothing was asked.
         """
@@ -115,23 +128,23 @@ class Life:
             raise LocalProtocolError("a place was chosen that nobody asked for")
         self._is_choosing = False
         if self.state == "serving":
-            self._reviewed(ranges, reason, now)
-        elif self.state == "placing" and not ranges:
-            self.ranges = ()
+            self._reviewed(seats, reason, now)
+        elif self.state == "placing" and not seats:
+            self.seats = ()
             self.waits_for = f"no place: {reason}; looking again in {self._retry_s:.0f} s"
             self._retry_later(now)
-        elif self.state == "placing" and (ranges == self.ranges or self._moves >= MAX_MOVES):
-            self._load(ranges, reason)
+        elif self.state == "placing" and (seats == self.seats or self._moves >= MAX_MOVES):
+            self._load(seats, reason)
         elif self.state == "placing":
-            self._moves += bool(self.ranges)
-            self.ranges = ranges
-            self.waits_for = f"chose {named(ranges)} ({reason}); waiting whether another peer takes them"
+            self._moves += bool(self.seats)
+            self.seats = seats
+            self.waits_for = f"chose {named(seats)} ({reason}); waiting whether another peer takes them"
             self.due_at = now + SETTLE_S
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         """So much of the layers is in memory."""
         if self.state == "loading" and total_bytes:
-            self.waits_for = f"loading {named(self.ranges)}: {done_bytes / total_bytes:.0%}"
+            self.waits_for = f"loading {named(self.seats)}: {done_bytes / total_bytes:.0%}"
 
     def loaded(self, now: float) -> None:
         """What was to be loaded serves."""
@@ -144,7 +157,7 @@ class Life:
     def failed(self, reason: str, now: float) -> None:
         """Loading did not work, for this reason: the place is given up and looked for again later."""
         if self.state == "loading":
-            self.state, self.ranges = "placing", ()
+            self.state, self.seats = "placing", ()
             self.waits_for = f"loading failed: {reason}; trying again in {self._retry_s:.0f} s"
             self._retry_later(now)
 
@@ -178,17 +191,17 @@ class Life:
             self._is_choosing = True
             self._commands.append(Choose(is_review))
 
-    def _load(self, ranges: Ranges, reason: str) -> None:
-        self.state, self.ranges = "loading", ranges
-        self.waits_for = f"loading {named(ranges)}: {reason}"
-        self._commands.append(Load(ranges))
+    def _load(self, seats: Seats, reason: str) -> None:
+        self.state, self.seats = "loading", seats
+        self.waits_for = f"loading {named(seats)}: {reason}"
+        self._commands.append(Load(seats))
 
-    def _reviewed(self, ranges: Ranges, reason: str, now: float) -> None:
-        if ranges == self.ranges or not ranges:
+    def _reviewed(self, seats: Seats, reason: str, now: float) -> None:
+        if seats == self.seats or not seats:
             self.due_at = now + REVIEW_S
             return
-        self.state, self._moves, self.ranges = "placing", 0, ranges
-        self.waits_for = f"moving to {named(ranges)} ({reason}); waiting whether another peer takes them"
+        self.state, self._moves, self.seats = "placing", 0, seats
+        self.waits_for = f"moving to {named(seats)} ({reason}); waiting whether another peer takes them"
         self.due_at = now + SETTLE_S
 
     def _retry_later(self, now: float) -> None:
@@ -202,6 +215,6 @@ class Life:
         self._commands.append(Leave())
 
 
-def named(ranges: Ranges) -> str:
-    """Ranges as a sentence has them: `layers 0:4 and 10:12`."""
-    return "layers " + " and ".join(map(str, ranges)) if ranges else "no layers"
+def named(seats: Seats) -> str:
+    """Seats as a sentence has them: `layers 0:4 of llama and 10:12 of llama`."""
+    return "layers " + " and ".join(map(str, seats)) if seats else "no layers"

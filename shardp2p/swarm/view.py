@@ -87,6 +87,10 @@ class View:
             self._live = tuple(sorted(records, key=lambda record: record.peer_id))
         return self._live
 
+    def live_sealed(self) -> tuple[bytes, ...]:
+        """The same records, as their peers sealed them."""
+        return tuple(entry.sealed for entry in self._entries.values() if not entry.record.is_departure)
+
     def record_of(self, peer: PeerId) -> CoverageRecord | None:
         """The newest record of a live peer."""
         entry = self._entries.get(short_id(peer))

@@ -168,6 +168,11 @@ def _hash_file(
     return FileEntry(path.name, size_bytes, whole.hexdigest()), tensors
 
 
+def ties_embeddings(directory: Path) -> bool:
+    """Whether the configuration lets the head be the embedding. Raises: ConfigError, IntegrityError."""
+    return _read_json(directory / "config.json").get("tie_word_embeddings") is True
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:

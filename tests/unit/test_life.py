@@ -21,10 +21,12 @@ from shardp2p.swarm.life import (
     Leave,
     Life,
     Load,
+    Seat,
 )
-from shardp2p.vocabulary import LayerRange
+from shardp2p.vocabulary import LayerRange, ModelId
 
-FRONT, BACK = (LayerRange(0, 15),), (LayerRange(15, 30),)
+FRONT = (Seat(ModelId("smollm2"), "ab" * 32, LayerRange(0, 15)),)
+BACK = (Seat(ModelId("smollm2"), "ab" * 32, LayerRange(15, 30)),)
 
 
 def commands(life: Life) -> list[Command]:
@@ -80,7 +82,7 @@ def test_a_founder_waits_for_nobody() -> None:
 def test_a_choice_stands_for_a_while_before_it_is_loaded() -> None:
     life = placing()
     life.chosen(FRONT, "nobody holds them", 0.0)
-    assert (life.state, life.ranges) == ("placing", FRONT)
+    assert (life.state, life.seats) == ("placing", FRONT)
     life.tick(SETTLE_S / 2)
     assert commands(life) == []
     life.tick(SETTLE_S)
@@ -122,7 +124,7 @@ def test_a_peer_without_a_place_looks_again_ever_less_often() -> None:
 def test_loading_that_fails_is_tried_again_with_the_reason() -> None:
     life = loading()
     life.failed("the disk is full", 10.0)
-    assert (life.state, life.ranges) == ("placing", ())
+    assert (life.state, life.seats) == ("placing", ())
     assert "the disk is full" in life.waits_for
     life.tick(10.0 + RETRY_S)
     assert commands(life) == [Choose()]
@@ -131,7 +133,7 @@ def test_loading_that_fails_is_tried_again_with_the_reason() -> None:
 def test_progress_is_told() -> None:
     life = loading()
     life.progress(25, 100)
-    assert life.waits_for == "loading layers 0:15: 25%"
+    assert life.waits_for == "loading layers 0:15 of smollm2: 25%"
 
 
 def test_a_serving_peer_stays_where_it_is() -> None:
@@ -141,7 +143,7 @@ def test_a_serving_peer_stays_where_it_is() -> None:
         life.tick(now)
         assert commands(life) == [Choose(is_review=True)]
         life.chosen(FRONT if turn % 2 else (), "nothing is missing", now)
-        assert (life.state, life.ranges, commands(life)) == ("serving", FRONT, [])
+        assert (life.state, life.seats, commands(life)) == ("serving", FRONT, [])
 
 
 def test_a_serving_peer_moves_where_layers_are_missing_and_the_claim_settles_first() -> None:
@@ -149,7 +151,7 @@ def test_a_serving_peer_moves_where_layers_are_missing_and_the_claim_settles_fir
     life.tick(5 + REVIEW_S)
     commands(life)
     life.chosen(BACK, "nobody holds them", 5 + REVIEW_S)
-    assert (life.state, life.ranges) == ("placing", BACK)
+    assert (life.state, life.seats) == ("placing", BACK)
     life.tick(5 + REVIEW_S + SETTLE_S)
     assert commands(life) == [Choose()]
     life.chosen(BACK, "nobody holds them", 5 + REVIEW_S + SETTLE_S)

@@ -1,0 +1,241 @@
+"""`shardp2p up` in a swarm: join, let the swarm say which layers are needed, serve them until told to leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.output import note, write, write_json
+from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.quick_imports import quick_imports
+from shardp2p.config import Paths, UpSettings
+from shardp2p.errors import ConfigError
+from shardp2p.weights.store import ModelStore, StoredModel
+
+if TYPE_CHECKING:
+    from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
+    from shardp2p.identity.keys import Identity
+    from shardp2p.keeper import Keeper, Offer
+    from shardp2p.member import Member
+    from shardp2p.runtime.device import DeviceThread
+
+SHOW_S: Final = 0.25
+"""How often the line that says what is waited for is brought up to date."""
+
+
+@dataclass(frozen=True, slots=True)
+class InSwarm:
+    """What a peer of a swarm is started with, checked before anything slow begins."""
+
+    joined: JoinedSwarm
+    kept: JoinedSwarms
+    offer: Offer
+    settings: UpSettings
+    paths: Paths
+    is_once: bool
+    as_json: bool
+
+
+def find_swarm(join: str | None, identity: Identity, paths: Paths) -> tuple[JoinedSwarm, JoinedSwarms] | None:
+    """The swarm to be in: that of `join`, else the one that this identity joined before; None without any.
+
+    Raises: ConfigError for a token that is no good, and where several swarms were joined.
+    """
+    from shardp2p.cli.process_title import hide_argument
+    from shardp2p.identity.joined import JoinedSwarms
+    from shardp2p.identity.owned import OwnedSwarms
+
+    kept, now_s = JoinedSwarms(paths.swarms_dir), time.time()
+    if join is not None:
+        hide_argument(join)
+        asked = OwnedSwarms(paths.swarms_dir).read_join(join, identity, now_s)
+        return kept.join(asked, identity, now_s), kept
+    remembered = kept.remembered(identity.peer_id, now_s)
+    if len(remembered) > 1:
+        names = ", ".join(sorted(swarm.name for swarm in remembered))
+        raise ConfigError(f"this peer has joined several swarms ({names}); say which with --join TOKEN|FILE")
+    return (remembered[0], kept) if remembered else None
+
+
+def make_offer(settings: UpSettings, paths: Paths) -> Offer:
+    """What this machine offers: the models in its store, or the one that was named, and memory.
+
+    Raises: ConfigError when there is none, or the memory that was asked for is not there.
+    """
+    from shardp2p.keeper import Offer
+    from shardp2p.runtime.budget import Budget
+    from shardp2p.runtime.free_memory import offered_bytes
+
+    models = _models(settings, paths)
+    if settings.layers is not None and len(models) > 1:
+        raise ConfigError("--layers needs a model; name it with --model")
+    memory_bytes = offered_bytes(settings.device, settings.memory_bytes)
+    return Offer(
+        models=tuple(_offered(model, settings) for model in models),
+        budget=Budget(memory_bytes, settings.cache_rows),
+        dtype=settings.dtype,
+        device=settings.device,
+        threads=settings.threads,
+        region=settings.region,
+        pinned=settings.layers,
+    )
+
+
+def _models(settings: UpSettings, paths: Paths) -> tuple[StoredModel, ...]:
+    store = ModelStore(paths.models_dir)
+    with progress_bar() as report:
+        if settings.model is not None:
+            return (store.resolve(settings.model, report),)
+    models = tuple(model for model in store.list() if isinstance(model, StoredModel))
+    if not models:
+        raise ConfigError("there is no model on this machine; import one first: shardp2p model import smollm2")
+    return models
+
+
+def _offered(model: StoredModel, settings: UpSettings) -> Any:
+    from shardp2p.seating import Offered
+    from shardp2p.weights.footprint import footprint
+    from shardp2p.weights.source import ties_embeddings
+
+    return Offered(model, footprint(model.manifest, settings.dtype, ties_embeddings=ties_embeddings(model.directory)))
+
+
+async def serve_in_swarm(identity: Identity, start: InSwarm, watch_stdin: Callable[[], Any] | None) -> None:
+    """Be a peer of the swarm until told to leave."""
+    import trio
+
+    with quick_imports():
+        from shardp2p.gateway.local import open_local
+        from shardp2p.keeper import Keeper
+        from shardp2p.member import open_member
+
+    member_of = open_member(identity, start.joined, start.settings.listen, peers=start.settings.peers, kept=start.kept)
+    async with member_of as member, trio.open_nursery() as nursery:
+        keeper = Keeper(member, start.offer)
+        async with (
+            open_local(start.paths.run_dir, member.peer_id, local_answers(member, keeper)),
+            _open_device(start.settings, nursery) as get_device,
+        ):
+            if watch_stdin is not None:
+                nursery.start_soon(watch_stdin)
+            nursery.start_soon(_watch_refusal, member)
+            if start.is_once and member.bootstrap:
+                await member.wait_sight()
+            interrupts.is_serving = True
+            with interrupts.first_means(partial(_drain, keeper)):
+                nursery.start_soon(_announce, member, keeper, start)
+                await keeper.run(get_device)
+        nursery.cancel_scope.cancel()
+
+
+def local_answers(member: Member, keeper: Keeper | None) -> Mapping[str, Any]:
+    """What this machine's other commands may ask."""
+    from shardp2p.cli import swarm_views
+
+    async def status(_: Mapping[str, Any]) -> Any:
+        return keeper.status() if keeper is not None else {}
+
+    async def records(_: Mapping[str, Any]) -> Any:
+        return swarm_views.view_of(member)
+
+    return {"status": status, "records": records}
+
+
+@asynccontextmanager
+async def _open_device(settings: UpSettings, nursery: Any) -> AsyncIterator[Callable[[], Any]]:
+    """The device's thread, once the runtime is imported: that takes seconds, in which the peer joins."""
+    import trio
+
+    devices: list[DeviceThread] = []
+    is_open = trio.Event()
+
+    def import_runtime() -> None:
+        with quick_imports():
+            import shardp2p.runtime.load
+            import shardp2p.runtime.prepare
+            import shardp2p.runtime.speed
+            import shardp2p.stage.worker  # noqa: F401
+
+    async def start() -> None:
+        await trio.to_thread.run_sync(import_runtime, abandon_on_cancel=True)
+        from shardp2p.runtime.device import DeviceThread, check_device
+
+        check_device(settings.device)
+        devices.append(DeviceThread(threads=settings.threads or None))
+        is_open.set()
+
+    async def get_device() -> DeviceThread:
+        await is_open.wait()
+        return devices[0]
+
+    nursery.start_soon(start)
+    try:
+        yield get_device
+    finally:
+        for device in devices:
+            device.close()
+
+
+async def _watch_refusal(member: Member) -> None:
+    """End when the swarm does not admit us any more."""
+    await member.refused.wait()
+    raise ConfigError(f"the swarm {member.name} admits this peer no more; ask its owner for a new invite")
+
+
+def _drain(keeper: Keeper) -> None:
+    note("leaving: finishing the requests that run; press Ctrl-C again to stop at once")
+    keeper.drain()
+
+
+async def _announce(member: Member, keeper: Keeper, start: InSwarm) -> None:
+    """Say what is waited for until the peer serves; then what it is, and `ready`."""
+    import trio
+
+    with progress_bar() as report:
+        while not keeper.is_ready.is_set():
+            report(f"{keeper.state}: {keeper.waits_for}", 0, 0)
+            with trio.move_on_after(SHOW_S):
+                await keeper.is_ready.wait()
+    if start.as_json:
+        write_json(keeper.status())
+        return
+    write("\n".join([*_lines(member, keeper, start), "ready"]) + "\n")
+
+
+def _lines(member: Member, keeper: Keeper, start: InSwarm) -> list[str]:
+    status = keeper.status()
+    memory = status["memory"]
+    lines = [
+        f"peer     {member.peer_id}",
+        f"swarm    {member.name} ({member.swarm}), {status['live_peers']} peers live",
+        f"reach    {status['reachability']}: others dial the addresses below",
+    ]
+    lines += [
+        f"layers   {held['layers'][0]}:{held['layers'][1]} of {held['model']}, {held['dtype']}, "
+        f"{held['cache_rows']} cache rows"
+        for held in status["held"]
+    ]
+    lines.append(f"memory   {_mib(memory['used_bytes'])} of {_mib(memory['offered_bytes'])} offered")
+    lines += [f"address  {address}" for address in status["addresses"]]
+    lines.append(f"api      {start.paths.run_dir / member.peer_id}.sock: shardp2p status, peers, coverage, plan")
+    lines.append(f"join     {_join_line(member, start)}")
+    return lines
+
+
+def _join_line(member: Member, start: InSwarm) -> str:
+    if start.joined.membership is None:
+        from shardp2p.identity.join import OpenSwarm, write_join
+
+        text = write_join(OpenSwarm(member.swarm, member.name, member.node.addresses()))
+        return f"shardp2p up --join {text}"
+    addresses = " ".join(f"--peer {address}" for address in member.node.addresses()[:2])
+    return f"its owner invites others with: shardp2p swarm invite {member.name} {addresses}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"

@@ -1,0 +1,150 @@
+"""A running peer answers its user's other commands: JSON lines over a Unix socket that only the user can open.
+
+One request is one line, an object with `ask`; the answer is one line, `{"answer": …}` or `{"error": …}`. Sockets lie in
+one directory, named after the peer; a socket that nobody answers on is what a killed peer left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
+from shardp2p.vocabulary import PeerId
+
+SUFFIX: Final = ".sock"
+MAX_REQUEST_BYTES: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""A view of ten thousand peers fits."""
+REQUEST_S: Final = 10.0
+ANSWER_S: Final = 30.0
+BACKLOG: Final = 16
+_SHORT_BYTES: Final = 100
+"""The kernel takes a little over a hundred bytes as a socket's path."""
+
+Answer = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""Answers a request with something that JSON has. Raises: ShardError."""
+
+
+@asynccontextmanager
+async def open_local(directory: Path, peer: PeerId, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
+    """Answer this user's commands until the context is left. Raises: ConfigError when the socket cannot be made."""
+    path = directory / f"{peer}{SUFFIX}"
+    listener = _listen(path)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_serve, listener, answers)
+            yield
+            nursery.cancel_scope.cancel()
+    finally:
+        listener.close()
+        await trio.to_thread.run_sync(path.unlink, True)
+
+
+def running_peers(directory: Path) -> tuple[PeerId, ...]:
+    """The peers of this user that run now, by id."""
+    return tuple(
+        PeerId(path.name.removesuffix(SUFFIX)) for path in sorted(directory.glob(f"*{SUFFIX}")) if _is_answered(path)
+    )
+
+
+def ask_local(directory: Path, peer: PeerId, ask: str, **arguments: Any) -> Any:
+    """What a running peer answers.
+
+    Raises: PeerUnavailableError when it does not run or answer; ConfigError with what it says is wrong.
+    """
+    try:
+        with _connected(directory / f"{peer}{SUFFIX}") as connection:
+            connection.settimeout(ANSWER_S)
+            connection.sendall(json.dumps({"ask": ask, **arguments}).encode() + b"\n")
+            with connection.makefile("rb") as file:
+                line = file.readline(MAX_ANSWER_BYTES)
+        reply = json.loads(line)
+    except (OSError, ValueError) as error:
+        raise PeerUnavailableError(f"the peer {peer} of this machine does not answer; start it again") from error
+    if "error" in reply:
+        raise ConfigError(str(reply["error"]))
+    return reply["answer"]
+
+
+async def _serve(
+    listener: socket.socket,
+    answers: Mapping[str, Answer],
+    *,
+    task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    async def serve_one(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.TooSlowError):  # the command was interrupted
+            await _answer(stream, answers)
+
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+    await trio.serve_listeners(serve_one, listeners, task_status=task_status)
+
+
+async def _answer(stream: trio.SocketStream, answers: Mapping[str, Answer]) -> None:
+    line = b""
+    with trio.fail_after(REQUEST_S):
+        while not line.endswith(b"\n") and len(line) < MAX_REQUEST_BYTES and (data := await stream.receive_some()):
+            line += data
+    reply: dict[str, Any]
+    try:
+        request = json.loads(line)
+        reply = {"answer": await answers[request["ask"]](request)}
+    except (ValueError, KeyError, TypeError):
+        reply = {"error": "this peer does not know what was asked; it may be of another version"}
+    except ShardError as error:
+        reply = {"error": error.message}
+    with trio.fail_after(ANSWER_S):
+        await stream.send_all(json.dumps(reply).encode() + b"\n")
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at `path`, in place of one that a killed peer left: the identity's lock lets one run."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)
+        with _reachable(path) as short:
+            listener.bind(short)
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen for this machine's commands at {path}: {error.strerror}") from error
+    return listener
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[socket.socket]:
+    with _reachable(path) as short, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(short)
+        yield connection
+
+
+def _is_answered(path: Path) -> bool:
+    try:
+        with _connected(path):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _reachable(path: Path) -> Iterator[str]:
+    """`path` in a form that is short enough for a socket, where the kernel has one (Linux)."""
+    if len(os.fsencode(path)) <= _SHORT_BYTES:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

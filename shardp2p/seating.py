@@ -1,0 +1,156 @@
+"""Which layers of which models one peer should hold: the scheduler's answers, within the peer's memory. Pure.
+
+`choose` for a peer that holds nothing yet, `settle` when others chose at the same moment, `review` while it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shardp2p.errors import ConfigError, LocalProtocolError
+from shardp2p.runtime.budget import Budget
+from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, holders_of
+from shardp2p.scheduler.settling import must_move, resolve_conflict
+from shardp2p.scheduler.sharing import Offer, share
+from shardp2p.scheduler.topology import ModelShape, Topology
+from shardp2p.swarm.life import Seat, Seats
+from shardp2p.vocabulary import LayerRange, PeerId
+from shardp2p.weights.footprint import Footprint
+from shardp2p.weights.store import StoredModel
+from shardp2p.wire.records import CoverageRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A model that the peer could serve: where its bytes are, and what its layers take."""
+
+    stored: StoredModel
+    footprint: Footprint
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model as the scheduler sees it."""
+        manifest = self.stored.manifest
+        layer_bytes = max(self.footprint.layer_bytes)
+        return ModelShape(self.stored.name, manifest.digest, manifest.layers, layer_bytes, 2 * manifest.hidden_size)
+
+
+class Seating:
+    """What one peer offers, and where it could sit."""
+
+    def __init__(
+        self, peer: PeerId, models: Sequence[Offered], budget: Budget, pinned: LayerRange | None = None
+    ) -> None:
+        """`pinned` layers were chosen by the user, of the only model."""
+        self._peer = peer
+        self._models = {offered.shape.digest: offered for offered in models}
+        self._budget = budget
+        self._pinned = pinned
+
+    def offered(self, digest: str) -> Offered:
+        """The model of that digest. Raises: LocalProtocolError for one that is not offered."""
+        try:
+            return self._models[digest]
+        except KeyError:
+            raise LocalProtocolError(f"the model {digest[:12]} is not offered") from None
+
+    def need_bytes(self, seat: Seat) -> int:
+        """What a seat's layers and caches take."""
+        return self._budget.need_bytes(self.offered(seat.digest).footprint, seat.layers)
+
+    def cache_bytes(self, seat: Seat) -> int:
+        """What the caches of all sessions over a seat's layers may take together."""
+        return self._budget.cache_rows * self.offered(seat.digest).footprint.row_bytes(seat.layers)
+
+    def choose(self, records: Iterable[CoverageRecord], topology: Topology, *, stored: Seats = ()) -> tuple[Seats, str]:
+        """Where to sit, and why; no seats where nothing fits. `stored` are seats whose layers are in memory or near."""
+        if self._pinned is not None:
+            return self._pinned_seats(self._pinned)
+        if not self._models:
+            return (), "there is no model on this machine; import one with `shardp2p model import`"
+        records = tuple(records)
+        offers = [self._offer(offered, records, stored) for offered in self._models.values()]
+        memory_bytes = self._budget.free_bytes
+        while memory_bytes > 0:
+            shares = share(self._peer, memory_bytes, offers, topology)
+            seats = tuple(
+                sorted(
+                    Seat(one.shape.model, one.shape.digest, layers) for one in shares for layers in one.placement.ranges
+                )
+            )
+            if seats and self._fits(seats):
+                return seats, "; ".join(reason for one in shares for reason in one.placement.reasons)
+            # The first and the last layers bring embeddings along, for which a layer's room does not account.
+            memory_bytes -= min(offer.room_bytes for offer in offers)
+        return (), self._nothing_fits()
+
+    def settle(self, seats: Seats, records: Iterable[CoverageRecord]) -> tuple[Seats, str]:
+        """The claim `seats` again, or others where it must give way to other claims; and why."""
+        if self._pinned is not None:
+            return self._pinned_seats(self._pinned)
+        records = tuple(records)
+        settled: list[Seat] = []
+        reasons: list[str] = []
+        for digest, offered in self._models.items():
+            mine = [seat for seat in seats if seat.digest == digest]
+            if not mine:
+                continue
+            others = holders_of(digest, records)
+            claims = [Holder(self._peer, seat.layers, state="placing") for seat in mine]
+            moved = resolve_conflict(offered.shape, self._peer, [*others, *claims])
+            if moved is None:
+                settled += mine
+            else:
+                settled += [Seat(offered.shape.model, digest, layers) for layers in moved.ranges]
+                reasons += moved.reasons
+        if not reasons or not self._fits(settled):
+            return seats, "nobody else took them"
+        return tuple(sorted(settled)), "; ".join(reasons)
+
+    def review(self, held: Seats, records: Iterable[CoverageRecord], topology: Topology) -> tuple[Seats, str]:
+        """`held` again, or other seats where layers are missing that nobody but us would take; and why."""
+        if self._pinned is not None:
+            return held, "the user chose these layers"
+        records = tuple(records)
+        for digest, offered in self._models.items():
+            mine = [Holder(self._peer, seat.layers) for seat in held if seat.digest == digest]
+            if must_move(offered.shape, self._peer, [*holders_of(digest, records), *mine]):
+                return self.choose(records, topology, stored=held)
+        return held, "nothing is missing that this peer should take"
+
+    def _pinned_seats(self, layers: LayerRange) -> tuple[Seats, str]:
+        offered = next(iter(self._models.values()))
+        try:
+            self._budget.require(offered.footprint, layers)
+        except ConfigError as error:
+            return (), error.message
+        return (Seat(offered.shape.model, offered.shape.digest, layers),), "the user chose them"
+
+    def _offer(self, offered: Offered, records: Sequence[CoverageRecord], stored: Seats) -> Offer:
+        shape = offered.shape
+        coverage = holders_of(shape.digest, records)
+        speeds = sorted(holder.layer_s for holder in coverage if holder.state == "serving")
+        return Offer(
+            shape=shape,
+            room_bytes=max(
+                layer + self._budget.cache_rows * row
+                for layer, row in zip(offered.footprint.layer_bytes, offered.footprint.layer_row_bytes, strict=True)
+            ),
+            layer_s=speeds[len(speeds) // 2] if speeds else UNMEASURED_LAYER_S,
+            coverage=coverage,
+            stored=tuple(seat.layers for seat in stored if seat.digest == shape.digest),
+        )
+
+    def _fits(self, seats: Iterable[Seat]) -> bool:
+        return sum(map(self.need_bytes, seats)) <= self._budget.free_bytes
+
+    def _nothing_fits(self) -> str:
+        """Why not even one layer fits, for the model of which least is missing."""
+        reasons = []
+        for offered in self._models.values():
+            try:
+                self._budget.require_any(offered.footprint)
+            except ConfigError as error:
+                reasons.append(error.message)
+        return min(reasons, key=len) if reasons else "no part of a model fits into the memory that is offered"
