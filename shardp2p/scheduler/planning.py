@@ -32,7 +32,7 @@ REVISED = 3
 AROUND = 60
 """Machines beside a ring's own that such a search sees."""
 
-KICKS_OF_MANY = 30
+KICKS_OF_MANY = 20
 """As `planning_search.KICKS`, where the time goes into looking around."""
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from shardp2p.scheduler.planning_fill import Candidates
 from shardp2p.scheduler.topology import Machine, Topology
 from shardp2p.vocabulary import PeerId
 
-SEEDS = 24
+SEEDS = 16
 """Neighbourhoods looked at: enough for every part of a world that has some thousands of machines."""
 
 NEIGHBOURS = 40

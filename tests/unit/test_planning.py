@@ -42,9 +42,9 @@ def test_every_layer_has_one_machine_with_room_for_it(peers: int, is_pipelined: 
     require_sound(world, plan(world.shape, world.topology, world.goal))
 
 
-@pytest.mark.parametrize("peers", [6, 30, 130])
+@pytest.mark.parametrize("peers", [6, 30, 300])
 def test_the_order_in_which_peers_are_named_changes_nothing(peers: int) -> None:
-    world = make_world(peers, "order", is_pipelined=True)
+    world = make_world(peers, "order", is_pipelined=peers < 100)
     machines = list(world.topology.machines)
     Random(1).shuffle(machines)
     shuffled = Topology(machines, estimate=world.delays)
