@@ -50,6 +50,24 @@ class Child:
         """The process id."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def log_text(self) -> str:
+        """What the process has written to its standard error."""
+        return self._log.read_text(errors="replace")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process, if it runs."""
+        if self.is_running:
+            self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """The exit code, once the process has ended."""
+        return await self._process.wait()
+
     async def read_line(self) -> bytes:
         """The next line of the child's standard output.
 
@@ -90,7 +108,7 @@ class Child:
 
     def _failure(self, exit_code: int) -> ShardError:
         """The error behind an exit code, in the child's own words where it has left some."""
-        lines = self._log.read_text(errors="replace").splitlines()
+        lines = self.log_text().splitlines()
         said = [line.removeprefix(_ERROR_PREFIX) for line in lines if line.startswith(_ERROR_PREFIX)]
         reason = said[-1] if said else f"it ended with exit code {exit_code}" + (f": {lines[-1]}" if lines else "")
         return _KINDS.get(exit_code, PeerUnavailableError)(f"{self._name}: {reason}")
