@@ -114,7 +114,7 @@ def demo(
 
 
 def _check_numbers(stages: int, max_tokens: int, depth: int) -> None:
-    from shardp2p.wire.credit import INITIAL_CREDITS
+    from shardp2p.wire.protocols import INITIAL_CREDITS
 
     for name, value, most in (
         ("--stages", stages, None),

@@ -8,8 +8,8 @@ from shardp2p.coordinator.commands import Finish, Limits, Proposer
 from shardp2p.errors import ConfigError
 from shardp2p.scheduler.plan import Plan
 from shardp2p.vocabulary import SamplingParams, Token
-from shardp2p.wire.credit import INITIAL_CREDITS
 from shardp2p.wire.messages import Closed
+from shardp2p.wire.protocols import INITIAL_CREDITS
 
 SPARE_ROWS = 256
 """Cache rows beyond the text: dead rows that are not compacted yet."""

@@ -24,9 +24,9 @@ from shardp2p.stage.holding import HeldBlock
 from shardp2p.stage.live import END_S, LiveSession
 from shardp2p.vocabulary import PeerId, SessionId
 from shardp2p.wire.channel import MessageChannel, open_channel
-from shardp2p.wire.credit import INITIAL_CREDITS, CreditReceiver, CreditSender
+from shardp2p.wire.credit import CreditReceiver, CreditSender
 from shardp2p.wire.messages import Failure, Hello, Open, Opened
-from shardp2p.wire.protocols import CONTROL, RING
+from shardp2p.wire.protocols import CONTROL, INITIAL_CREDITS, RING
 from shardp2p.wire.stream import Network, Stream
 
 log = structlog.get_logger()

@@ -14,10 +14,7 @@ import trio
 from shardp2p.errors import LocalProtocolError, PeerUnavailableError, RemoteProtocolError, ShardError, blaming
 from shardp2p.wire.channel import MessageChannel, acquire
 from shardp2p.wire.messages import Activations, Chunk, Credit, End, Hello, Message, Verdict
-
-INITIAL_CREDITS: Final = 32
-"""Enough to keep a link busy whose credits come back after 200 ms at 100 chunks a second, with room to spare; few
-enough that 32 prefill chunks of 4 MiB are what a stage may have to hold."""
+from shardp2p.wire.protocols import INITIAL_CREDITS
 
 CREDIT_BATCH: Final = 8
 """One credit message for eight messages: a quarter of the window, so that the sender never runs dry for it."""

@@ -58,6 +58,11 @@ NEWS_BYTES: Final = 128 * 1024
 """512 heartbeats, and as many records or values as a sender packs into 64 KiB, with room to grow."""
 
 
+INITIAL_CREDITS: Final = 32
+"""Enough to keep a link busy whose credits come back after 200 ms at 100 chunks a second, with room to spare; few
+enough that 32 prefill chunks of 4 MiB are what a stage may have to hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageKind:
     """One row of a protocol's table."""

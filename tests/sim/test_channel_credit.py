@@ -23,7 +23,7 @@ from shardp2p.wire.credit import (
     CreditWindow,
 )
 from shardp2p.wire.messages import Credit, End, Hello, Message, Verdict
-from shardp2p.wire.protocols import RING
+from shardp2p.wire.protocols import INITIAL_CREDITS, RING
 from shardp2p.wire.stream import Stream
 from tests.support.memory_network import MemorySwarm
 
