@@ -17,7 +17,7 @@ from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.cli.up_swarm import InSwarm, find_swarm, make_offer, serve_in_swarm
-from shardp2p.config import UpSettings, load_settings, prepare_compute, with_flags
+from shardp2p.config import Paths, UpSettings, load_settings, prepare_compute, with_flags
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import LayerRange, ModelId, parse_bytes, parse_region
@@ -89,23 +89,38 @@ def up(
         identity=identity,
     )
     configure_logging(log_level or everything.log_level)
+    _start(settings, everything.paths, _Manner(join, once, as_json, exit_on_stdin_close))
+
+
+@dataclass(frozen=True, slots=True)
+class _Manner:
+    """How `up` is to join, and what it is to do at its start and its end."""
+
+    join: str | None
+    is_once: bool
+    as_json: bool
+    ends_with_stdin: bool
+
+
+def _start(settings: UpSettings, paths: Paths, manner: _Manner) -> None:
+    """Be the peer that the settings describe, in a swarm where there is one to be in."""
     prepare_compute()
     from shardp2p.identity.keys import hold, load_or_create
 
-    key_file = settings.identity or everything.paths.identity_file
+    key_file = settings.identity or paths.identity_file
     with hold(key_file):
         key = load_or_create(key_file)
-        if (found := find_swarm(join, key, everything.paths)) is not None:
-            offer = make_offer(settings, everything.paths)
-            start = InSwarm(*found, offer, settings, everything.paths, is_once=once, as_json=as_json)
-            watch_stdin = _end_with_stdin if exit_on_stdin_close else None
+        if (found := find_swarm(manner.join, key, paths)) is not None:
+            offer = make_offer(settings, paths)
+            start = InSwarm(*found, offer, settings, paths, is_once=manner.is_once, as_json=manner.as_json)
+            watch_stdin = _end_with_stdin if manner.ends_with_stdin else None
             interrupts.run(partial(serve_in_swarm, key, start, watch_stdin))
             return
         model_name = _require_alone(settings)
         with progress_bar() as report:
-            stored = ModelStore(everything.paths.models_dir).resolve(model_name, report)
-        serving = Serving(stored, _choose_layers(settings, stored), settings, exit_on_stdin_close)
-        interrupts.run(partial(_serve, key, serving, _show_json if as_json else _show))
+            stored = ModelStore(paths.models_dir).resolve(model_name, report)
+        serving = Serving(stored, _choose_layers(settings, stored), settings, manner.ends_with_stdin)
+        interrupts.run(partial(_serve, key, serving, _show_json if manner.as_json else _show))
 
 
 def _require_alone(settings: UpSettings) -> ModelId:

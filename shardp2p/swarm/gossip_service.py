@@ -21,6 +21,7 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.identity.keys import Identity
+from shardp2p.swarm.conversation import Conversation
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
@@ -48,17 +49,6 @@ LEAVING_S: Final = 1.0
 """How long leaving waits until the neighbours have heard it."""
 
 log = structlog.get_logger()
-
-
-class _Conversation:
-    """One gossip stream that stands."""
-
-    def __init__(self, peer: PeerId, is_chosen: bool, since: float) -> None:
-        self.peer = peer
-        self.state = Connected(is_chosen, since)
-        self.scope = trio.CancelScope()
-        self.wake = trio.Event()
-        self.farewell: str | None = None
 
 
 class GossipService:
@@ -90,7 +80,7 @@ class GossipService:
             strikes=strikes,
         )
         self._neighbours = Neighbours(identity.peer_id, bootstrap, rng)
-        self._conversations: dict[PeerId, _Conversation] = {}
+        self._conversations: dict[PeerId, Conversation] = {}
         self._dialling: dict[PeerId, Connected] = {}
         self._inbound = 0
         self._changes = 0
@@ -323,7 +313,7 @@ class GossipService:
         if greeting.swarm != self._swarm:
             raise ConfigError(f"{channel.peer} is in the swarm {greeting.swarm}, not in {self._swarm}")
 
-    def _admit(self, peer: PeerId, is_chosen: bool) -> _Conversation | None:
+    def _admit(self, peer: PeerId, is_chosen: bool) -> Conversation | None:
         """The conversation that this stream becomes, or None where the other one with this peer shall stay.
 
         Of two that dial each other at once, both keep the stream that the smaller peer id opened.
@@ -337,13 +327,13 @@ class GossipService:
                 return None
             before.scope.cancel()
         now = trio.current_time()
-        conversation = _Conversation(peer, is_chosen, now)
+        conversation = Conversation(peer, is_chosen, now)
         self._gossip.connect(peer, now)
         self._conversations[peer] = conversation
         self._neighbours.succeeded(peer)
         return conversation
 
-    async def _exchange(self, channel: MessageChannel, conversation: _Conversation) -> None:
+    async def _exchange(self, channel: MessageChannel, conversation: Conversation) -> None:
         """Send and receive news until one side says farewell or the stream fails."""
         scope = conversation.scope
         # Shielded, so that a cancelled `run` can still tell the neighbours that it leaves; it ends the scope then.
@@ -364,7 +354,7 @@ class GossipService:
                 self._changed = trio.Event()
                 self._hurry()
 
-    async def _send(self, channel: MessageChannel, conversation: _Conversation) -> None:
+    async def _send(self, channel: MessageChannel, conversation: Conversation) -> None:
         peer = conversation.peer
         while True:
             conversation.wake = trio.Event()
@@ -382,7 +372,7 @@ class GossipService:
                 with trio.move_on_at(due_at):
                     await conversation.wake.wait()
 
-    async def _receive(self, channel: MessageChannel, conversation: _Conversation) -> None:
+    async def _receive(self, channel: MessageChannel, conversation: Conversation) -> None:
         own = self._gossip.own.record
         while True:
             silence_s = max(SILENCE_S, 3 * (own.lifetime_s if own is not None else 0.0))

@@ -16,7 +16,6 @@ from shardp2p.vocabulary import ChunkRef, PeerId, SessionId, Slot
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.credit import (
     CREDIT_BATCH,
-    INITIAL_CREDITS,
     CreditBalance,
     CreditReceiver,
     CreditSender,
