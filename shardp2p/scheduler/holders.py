@@ -47,7 +47,7 @@ def holders_of(digest: str, records: Iterable[CoverageRecord]) -> tuple[Holder, 
             peer_id=record.peer_id,
             layers=held.layers,
             layer_s=held.decode_layer_s or UNMEASURED_LAYER_S,
-            state=_state(record, held.state),
+            state=state_of(record, held.state),
             cache_rows=held.cache_rows,
             free_cache_rows=held.free_cache_rows,
             context_tokens=held.context_tokens,
@@ -63,7 +63,8 @@ def holders_of(digest: str, records: Iterable[CoverageRecord]) -> tuple[Holder, 
     return tuple(sorted(found, key=lambda holder: (holder.peer_id, holder.layers)))
 
 
-def _state(record: CoverageRecord, held: str) -> HolderState:
+def state_of(record: CoverageRecord, held: str) -> HolderState:
+    """What a peer does with layers of which its record says `held`."""
     if record.state == "draining" or held == "draining":
         return "draining"
     if held == "serving":
