@@ -43,6 +43,8 @@ from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.records import CoverageRecord
 
+LOOPBACK: Final = ("/ip4/127.", "/ip6/::1/")
+"""Where a peer listens that nobody on its network can reach."""
 USES: Final = 2
 """The kind of shared values that say who used a counted invite."""
 ASK_S: Final = 5.0
@@ -226,6 +228,15 @@ class Member:
     async def _bootstrap(self) -> None:
         await self.directory.bootstrap([(peer.peer_id, peer.addresses) for peer in self.bootstrap])
 
+    async def find_neighbours(self) -> None:
+        """Find peers of the swarm on this network by multicast, and let them find us."""
+        from shardp2p.host.mdns import open_mdns
+
+        async with open_mdns(self._host, self.swarm) as found:
+            if found is not None:
+                async for peer in found:
+                    self.gossip.add_peers((PeerAddress(peer.peer_id, peer.addresses),))
+
     async def _keep_record(self) -> None:
         """Keep our newest record in the directory, under the swarm and under each model that we serve."""
         topics: set[str] = set()
@@ -329,6 +340,8 @@ async def open_member(
             with single_errors():
                 async with trio.open_nursery() as nursery:
                     await member.run(joined, kept, nursery, serves=serves)
+                    if serves and any(not address.startswith(LOOPBACK) for address in listen):
+                        nursery.start_soon(member.find_neighbours)
                     try:
                         yield member
                     finally:
