@@ -22,6 +22,16 @@ Join = Annotated[
     ),
 ]
 
+# coverage, peers and plan
+SeenModel = Annotated[
+    str, Argument(help="A model as its holders call it, or the start of its digest.", show_default=False)
+]
+SeenPeers = Annotated[
+    list[str] | None, Option("--peer", metavar="MULTIADDR", help="A peer of the swarm to ask; repeat for more.")
+]
+FromDht = Annotated[bool, Option("--from-dht", help="Ask the DHT alone, and leave gossip aside.")]
+Watch = Annotated[bool, Option("--watch", help="Show it again every second, until Ctrl-C.")]
+
 # up
 Model = Annotated[str | None, Option("--model", help="A model in the store, or a directory.")]
 Layers = Annotated[str | None, Option("--layers", metavar="A:B", help="Layers to serve, B excluded.")]
@@ -55,7 +65,17 @@ AskedModel = Annotated[str, Argument(help="A model in the store, or a directory.
 Prompt = Annotated[str, Argument(help="What to ask or continue; - reads it from stdin.", show_default=False)]
 Peers = Annotated[
     list[str] | None,
-    Option("--peer", metavar="MULTIADDR", help="A peer of the ring, as it prints it; repeat for each."),
+    Option(
+        "--peer",
+        metavar="MULTIADDR",
+        help="A peer of the swarm to dial first; outside a swarm, one of the ring: repeat for each.",
+    ),
+]
+Only = Annotated[
+    list[str] | None, Option("--only", metavar="PEER_ID", help="Use this peer of the swarm, and others named so.")
+]
+Block = Annotated[
+    list[str] | None, Option("--block", metavar="PEER_ID", help="Never use this peer of the swarm; repeat for more.")
 ]
 MaxTokens = Annotated[
     int | None, Option("--max-tokens", min=1, help="How long the answer may be. Default: 256, if there is room.")

@@ -1,27 +1,122 @@
-"""A swarm as one peer sees it, on its way to this machine's other commands: sealed records, so nothing is retold."""
+"""A swarm as one peer sees it, on its way to this machine's other commands, and what those make of it.
+
+Records travel sealed, as their peers made them; hints of the directory travel with whether the peer answered.
+"""
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardp2p.scheduler.coverage import Seen
+from shardp2p.scheduler.topology import Machine, Topology
+from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.wire.records import CoverageRecord, Link, decode_record, encode_record
 
 if TYPE_CHECKING:
     from shardp2p.member import Member
-    from shardp2p.wire.records import CoverageRecord
+
+Source = Literal["gossip", "directory"]
+"""Who told: gossip, or the directory alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A swarm as the peer `peer_id` of this machine sees it, with its own `links` to others."""
+
+    peer_id: PeerId
+    swarm: SwarmId
+    name: str
+    source: Source
+    seen: tuple[Seen, ...]
+    links: tuple[Link, ...] = ()
+
+    @property
+    def live(self) -> tuple[CoverageRecord, ...]:
+        """The records of peers that were heard just now."""
+        return tuple(one.record for one in self.seen if one.is_live)
+
+    @property
+    def rtts_s(self) -> dict[PeerId, float]:
+        """The round trips that were measured from here."""
+        return {link.peer: link.rtt_s for link in self.links}
+
+    def topology(self, machines: Iterable[Machine]) -> Topology:
+        """The delays between peers, as they and we measured them."""
+        others = [
+            (record.peer_id, link.peer, link.rtt_s)
+            for record in self.live
+            if record.peer_id != self.peer_id
+            for link in record.links
+        ]
+        return Topology.from_round_trips(
+            machines, [*others, *((self.peer_id, peer, rtt_s) for peer, rtt_s in self.rtts_s.items())]
+        )
+
+    def head(self) -> dict[str, Any]:
+        """Who looks at what, as every command's JSON has it."""
+        return {"swarm": self.swarm, "swarm_name": self.name, "seen_by": self.peer_id, "source": self.source}
 
 
 def view_of(member: Member) -> dict[str, Any]:
     """The live records and the peer's own links, as JSON has them."""
     return {
-        "peer_id": member.peer_id,
-        "swarm": member.swarm,
-        "name": member.name,
-        "records": [base64.b64encode(sealed).decode("ascii") for sealed in member.gossip.live_sealed()],
+        **_head_of(member),
+        "records": [_text(sealed) for sealed in member.gossip.live_sealed()],
     }
 
 
-def records_of(view: dict[str, Any]) -> tuple[CoverageRecord, ...]:
-    """The records of a view. Raises: RemoteProtocolError, IntegrityError for one that is none."""
-    from shardp2p.swarm.sealed_records import open_record
+async def directory_view_of(member: Member, digest: str | None = None) -> dict[str, Any]:
+    """What the directory says of the swarm now, or of the peers that hold the model `digest`."""
+    topic = f"{member.swarm}/{digest}" if digest else member.swarm
+    hints = [(encode_record(one.record), one.is_live) for one in await member.ask_directory(topic)]
+    own = member.gossip.own
+    if own is not None and (digest is None or any(held.model_digest == digest for held in own.held)):
+        hints.append((encode_record(own), True))  # the directory tells of others only
+    return {**_head_of(member), "hints": [[_text(payload), is_live] for payload, is_live in hints]}
 
-    return tuple(open_record(base64.b64decode(text), view["swarm"]) for text in view["records"])
+
+def sight_of(view: dict[str, Any]) -> Sight:
+    """What a view shows. Raises: RemoteProtocolError, IntegrityError for records that are none."""
+    if "hints" in view:
+        seen = tuple(Seen(decode_record(base64.b64decode(text)), bool(live)) for text, live in view["hints"])
+    else:
+        seen = tuple(Seen(record) for record in records_of(view))
+    return Sight(
+        peer_id=PeerId(view["peer_id"]),
+        swarm=SwarmId(view["swarm"]),
+        name=str(view["name"]),
+        source="directory" if "hints" in view else "gossip",
+        seen=tuple(sorted(seen, key=lambda one: one.record.peer_id)),
+        links=tuple(Link(PeerId(peer), rtt_s, spread_s, rate) for peer, rtt_s, spread_s, rate in view["links"]),
+    )
+
+
+def records_of(view: dict[str, Any]) -> tuple[CoverageRecord, ...]:
+    """The records of a view, in its order. Raises: RemoteProtocolError for bytes that are none.
+
+    Seals are not checked again: this user's own peer did, and ten thousand would take seconds.
+    """
+    from shardp2p.swarm.sealed_records import payload_of
+
+    return tuple(decode_record(payload_of(base64.b64decode(text))) for text in view["records"])
+
+
+def _head_of(member: Member) -> dict[str, Any]:
+    import trio
+
+    return {
+        "peer_id": member.peer_id,
+        "swarm": member.swarm,
+        "name": member.name,
+        "links": [
+            [link.peer, link.rtt_s, link.spread_s, link.bandwidth_bytes_s]
+            for link in member.links.snapshot(trio.current_time())
+        ],
+    }
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

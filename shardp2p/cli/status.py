@@ -1,0 +1,76 @@
+"""`shardp2p status`: what the peers of this data directory that run now are doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from shardp2p.cli import options
+from shardp2p.cli.columns import clipped, gibibytes
+from shardp2p.cli.output import write, write_json
+from shardp2p.config import load_settings
+from shardp2p.errors import PeerUnavailableError
+from shardp2p.telemetry import configure_logging
+
+MAX_LINKS: Final = 8
+"""Links that are shown; --json has all."""
+CHARACTERS: Final = 64
+"""Of any one name."""
+
+
+def status(
+    data_dir: options.DataDir = None, as_json: options.AsJson = False, log_level: options.LogLevel = None
+) -> None:
+    """Show what this machine's running peer does; --json prints one object for each that runs."""
+    configure_logging(log_level or "error")
+    run_dir = load_settings(data_dir=data_dir).paths.run_dir
+    from shardp2p.gateway.local import ask_local, running_peers
+
+    running = running_peers(run_dir)
+    if not running:
+        raise PeerUnavailableError("no peer of a swarm runs here; start one with `shardp2p up --join TOKEN|FILE`")
+    for number, peer in enumerate(running):
+        told = ask_local(run_dir, peer, "status")
+        if as_json:
+            write_json(told)
+        else:
+            write(("\n" if number else "") + "\n".join(status_lines(told)) + "\n")
+
+
+def status_lines(told: dict[str, Any]) -> Iterator[str]:
+    """A running peer's status as lines to read."""
+    memory = told["memory"]
+    yield f"peer     {told['peer_id']}, version {told['version']}"
+    yield f"swarm    {clipped(told['swarm_name'], CHARACTERS)} ({told['swarm']}), {told['live_peers']} peers live"
+    waits = f": {clipped(told['waits_for'], 4 * CHARACTERS)}" if told["waits_for"] else ""
+    yield f"state    {told['state']} for {_duration(told['uptime_s'])} since the start{waits}"
+    region = f", region {clipped(told['region'], CHARACTERS)}" if told["region"] else ""
+    yield f"reach    {told['reachability']}{region}, {len(told['neighbours'])} neighbours"
+    for held in told["held"]:
+        yield (
+            f"layers   {held['layers'][0]}:{held['layers'][1]} of {clipped(held['model'], CHARACTERS)} "
+            f"({held['model_layers']}), {held['state']}, {held['dtype']}, {gibibytes(held['layer_bytes'])}"
+        )
+        yield (
+            f"         {held['free_cache_rows']} of {held['cache_rows']} cache rows free; a layer takes "
+            f"{held['decode_layer_ms']:.2f} ms for a token, {held['prefill_layer_ms']:.2f} ms in a prompt"
+        )
+    yield (
+        f"memory   {gibibytes(memory['used_bytes'])} of {gibibytes(memory['offered_bytes'])} offered is used, "
+        f"{gibibytes(memory['headroom_bytes'])} kept free"
+    )
+    yield f"work     {told['sessions']} sessions, {told['driven']} answers driven here"
+    for link in told["links"][:MAX_LINKS]:
+        speed = f", {link['bandwidth_mb_s']:.1f} MB/s" if link["bandwidth_mb_s"] else ""
+        yield f"link     {link['peer']}  {link['rtt_ms']:.2f} ms ± {link['spread_ms']:.2f}{speed}"
+    if len(told["links"]) > MAX_LINKS:
+        yield f"link     and {len(told['links']) - MAX_LINKS} more"
+    for address in told["addresses"]:
+        yield f"address  {address}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
