@@ -80,7 +80,9 @@ def make_plans(sight: Sight, asked: str, goal: Goal, rows: int) -> Plans:
     records = sight.live
     model = find_model(asked, models_of(records))
     shape = shape_of(model, records)
-    topology = sight.topology(machines_of(model, records, HEADROOM_PERCENT / 100))
+    staying = [record for record in records if record.state != "draining"]
+    topology = sight.topology(machines_of(model, staying, HEADROOM_PERCENT / 100))
+    leaving = [PeerReason(record.peer_id, None, "it is leaving") for record in records if record.state == "draining"]
     route: Route | ShardError
     best: PlanReport | ShardError
     try:
@@ -91,7 +93,7 @@ def make_plans(sight: Sight, asked: str, goal: Goal, rows: int) -> Plans:
         best = plan_layers(shape, topology, goal)
     except PeerUnavailableError as error:
         return Plans(shape, route, error, ())
-    return Plans(shape, route, best, explain(best, topology))
+    return Plans(shape, route, best, (*explain(best, topology), *leaving))
 
 
 def plans_object(plans: Plans) -> dict[str, Any]:
