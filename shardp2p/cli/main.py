@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from shardp2p.cli import streams
 from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.quick_imports import quick_imports
 
 
 def main() -> NoReturn:
@@ -30,7 +31,8 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and tell the user how it went; gives the exit code."""
     with _Ending() as ending:
-        from shardp2p.cli.app import run_command
+        with quick_imports():
+            from shardp2p.cli.app import run_command
 
         ending.exit_code = run_command(arguments)
     return ending.exit_code
