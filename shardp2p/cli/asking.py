@@ -1,29 +1,26 @@
-"""How `generate` and `chat` have a ring of peers answer: what was asked for, the ring, and the answer as it comes."""
+"""How `generate` and `chat` have peers answer: what was asked for, and the answer as it comes.
+
+Who answers: asked_swarm.py, the best ring of a swarm; asked_ring.py, the ring of the peers that were named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Protocol, Self
 
 from shardp2p.cli.output import write
-from shardp2p.cli.progress import Report, progress_bar
-from shardp2p.config import prepare_compute
+from shardp2p.cli.progress import Report
 from shardp2p.errors import ConfigError
-from shardp2p.vocabulary import LayerRange, SamplingParams, Token
+from shardp2p.vocabulary import PeerId, SamplingParams, Token
 from shardp2p.weights.store import StoredModel
 
 if TYPE_CHECKING:
     from shardp2p.coordinator.commands import FinishReason, Limits
-    from shardp2p.coordinator.stream import GenerationStream
-    from shardp2p.node import Node
-    from shardp2p.runtime.block import Block
-    from shardp2p.runtime.device import DeviceThread
+    from shardp2p.coordinator.request import GenerationRequest, Result
     from shardp2p.runtime.tokenizer import TextStream
     from shardp2p.scheduler.plan import Plan
-    from shardp2p.scheduler.route import Member
-    from shardp2p.vocabulary import DType
     from shardp2p.wire.driving import DraftKind
 
 DEFAULT_MAX_TOKENS = 256
@@ -38,8 +35,8 @@ Show = Callable[[str], None]
 class Wish:
     """How the user wants to be answered. `max_tokens` None: as many as is usual.
 
-    `is_local`: the generation is driven here, not by the peer of the first layers. `local_layers`: so many of the
-    first layers run here.
+    `peers`: the ring, or whom to dial first in a swarm. `is_local`: the generation is driven here, not by the peer of
+    the first layers. `local_layers`: so many of the first layers run here. `only` empty: any peer but the `blocked`.
     """
 
     peers: tuple[str, ...]
@@ -50,6 +47,34 @@ class Wish:
     limits: Limits
     is_local: bool
     local_layers: int
+    blocked: frozenset[PeerId] = frozenset()
+    only: frozenset[PeerId] = frozenset()
+
+
+class Tokens(Protocol):
+    """The tokens of an answer in batches as they come, and how it went."""
+
+    @property
+    def result(self) -> Result: ...
+
+    @property
+    def tok_s(self) -> float: ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> tuple[Token, ...]: ...
+
+
+class Answering(Protocol):
+    """Who answers."""
+
+    async def find_ring(self, request: GenerationRequest) -> Plan:
+        """The ring that would answer now. Raises: the error that says why there is none."""
+        ...
+
+    def generate(self, request: GenerationRequest, report: Report) -> AbstractAsyncContextManager[tuple[Plan, Tokens]]:
+        """The ring that answers and its tokens; `report` hears what is waited for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +122,7 @@ def check_peers(addresses: Sequence[str]) -> tuple[str, ...]:
     """Refuse what is no address of a peer, before anything slow begins."""
     from shardp2p.host.addresses import parse_address
 
-    advice = "name each peer of the ring with --peer ADDRESS, as its `shardp2p up` prints it"
-    if not addresses:
-        raise ConfigError(f"no peer is named; {advice}")
+    advice = "name a peer with --peer ADDRESS, as its `shardp2p up` prints it"
     for address in addresses:
         if not address.strip():
             raise ConfigError(f"a --peer is empty; {advice}")
@@ -108,10 +131,22 @@ def check_peers(addresses: Sequence[str]) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def check_peer_ids(texts: Sequence[str], option: str) -> frozenset[PeerId]:
+    """The peers that were named to `option`. Raises: ConfigError for what is no peer id."""
+    from shardp2p.identity.keys import public_bytes_of
+
+    for text in texts:
+        try:
+            public_bytes_of(PeerId(text))
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error.message}") from error
+    return frozenset(map(PeerId, texts))
+
+
 def parse_drafting(draft: str, depth: int) -> tuple[DraftKind, Limits]:
     """Who proposes, and how much may be under way. Raises: ConfigError."""
     from shardp2p.coordinator.commands import Limits
-    from shardp2p.wire.credit import INITIAL_CREDITS
+    from shardp2p.wire.protocols import INITIAL_CREDITS
 
     if draft != "none" and draft != "lookup":
         raise ConfigError(f"--draft is {draft!r}; it must be one of none, lookup")
@@ -120,55 +155,17 @@ def parse_drafting(draft: str, depth: int) -> tuple[DraftKind, Limits]:
     return ("lookup" if draft == "lookup" else "none"), Limits(max_chunks=depth)
 
 
-@asynccontextmanager
-async def open_asker(wish: Wish, model: StoredModel, cache_rows: int) -> AsyncIterator[Asker]:
-    """A peer that can have questions answered; it holds the first layers itself where that is wished."""
-    from shardp2p.identity.keys import Identity
-    from shardp2p.node import open_node
-
-    async with open_node(Identity.generate()) as node:
-        if not wish.local_layers:
-            yield Asker(node, wish, model)
-            return
-        prepare_compute()
-        from shardp2p.runtime.device import DeviceThread
-
-        with DeviceThread() as device:
-            asker = Asker(node, wish, model)
-            dtype = (await asker.find_members())[0].info.dtype
-            await _hold_first(node, device, wish, model, dtype, cache_rows)
-            yield asker
-
-
 class Asker:
-    """Has questions answered, each by the ring that stands at that moment. Made by `open_asker`."""
+    """Has questions answered, each by the ring that is best at that moment."""
 
-    def __init__(self, node: Node, wish: Wish, model: StoredModel) -> None:
-        self._node = node
+    def __init__(self, answering: Answering, wish: Wish, model: StoredModel) -> None:
+        self._answering = answering
         self._wish = wish
         self._model = model
 
-    async def find_members(self) -> tuple[Member, ...]:
-        """The peers that were named, those with our model first.
-
-        Raises: ConfigError if they run other weights than ours.
-        """
-        from shardp2p.scheduler.route import recognise
-
-        model, manifest = self._model.name, self._model.manifest
-        members = await self._node.members(self._wish.peers)
-        known = recognise(model, manifest.digest, manifest.layers, members)
-        return tuple(sorted(known, key=lambda member: member.info.model_digest != manifest.digest))
-
     async def find_ring(self) -> Plan:
-        """The ring through the peers that were named, beginning with us where we hold layers."""
-        from shardp2p.scheduler.first_layers import keep_first
-        from shardp2p.scheduler.route import Member, route
-
-        members = await self.find_members()
-        if self._node.held:
-            members = keep_first(Member(self._node.describe(), ()), members)
-        return route(self._model.name, members)
+        """The ring that would answer a short question now."""
+        return await self._answering.find_ring(self._request((0,), frozenset(), 1))
 
     async def ask(
         self,
@@ -179,22 +176,14 @@ class Asker:
         report: Report,
         show: Show | None,
     ) -> Answer:
-        """Find the ring and generate over it; `show` gets the text as it comes."""
-        from shardp2p.coordinator.request import GenerationRequest
-
-        wish = self._wish
-        report("asking the peers", 0, 0)
-        plan = await self.find_ring()
-        request = GenerationRequest(
-            prompt_tokens,
-            _max_tokens(wish, len(prompt_tokens), plan),
-            stop_tokens,
-            wish.sampling,
-            self._model.manifest.vocab_size,
-        )
-        report("waiting for the first token", 0, 0)
-        driver: Literal["first", "local"] = "local" if wish.is_local else "first"
-        async with self._node.generate(plan, request, driver=driver, draft=wish.draft, limits=wish.limits) as stream:
+        """Have it answered; `show` gets the text as it comes."""
+        max_tokens = self._wish.max_tokens
+        if max_tokens is None:
+            # The default, as far as the context has room after the prompt.
+            room_tokens = self._model.manifest.context_tokens - len(prompt_tokens)
+            max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room_tokens))
+        request = self._request(prompt_tokens, stop_tokens, max_tokens)
+        async with self._answering.generate(request, report) as (plan, stream):
             tokens = await _read(stream, text, show)
         result = stream.result
         return Answer(
@@ -208,55 +197,16 @@ class Asker:
             laps=result.finish.laps if result.finish else len(result.laps),
         )
 
+    def _request(
+        self, prompt_tokens: tuple[Token, ...], stop_tokens: frozenset[Token], max_tokens: int
+    ) -> GenerationRequest:
+        from shardp2p.coordinator.request import GenerationRequest
 
-async def _hold_first(
-    node: Node, device: DeviceThread, wish: Wish, model: StoredModel, dtype: DType, cache_rows: int
-) -> None:
-    """Load the first layers and serve them to ourselves."""
-    import trio
-
-    from shardp2p.cli.interrupts import interrupts
-
-    layers = LayerRange(0, wish.local_layers)
-    if layers.stop > model.manifest.layers:
-        raise ConfigError(f"--local-layers {layers.stop} is more than {model.name} has: {model.manifest.layers}")
-
-    def load() -> Block:
-        from shardp2p.runtime.load import load_block
-        from shardp2p.runtime.prepare import prepare
-
-        prepare(model.directory, dtype, "cpu")
-        block = load_block(model.directory, layers, dtype=dtype, digests=model.manifest.digests(), progress=progress)
-        block.warm_up()
-        return block
-
-    with progress_bar() as report:
-
-        def progress(done: int, total: int) -> None:
-            interrupts.check()
-            report(f"loading layers {layers}", done, total)
-
-        await trio.to_thread.run_sync(_import_runtime, abandon_on_cancel=True)
-        block = await device.run(load)
-    from shardp2p.stage.holding import Holding
-
-    node.hold(model.name, block, device, Holding(model.manifest.digest, dtype, cache_rows), 0)
+        manifest = self._model.manifest
+        return GenerationRequest(prompt_tokens, max_tokens, stop_tokens, self._wish.sampling, manifest.vocab_size)
 
 
-def _import_runtime() -> None:
-    """Seconds: in a thread that holds up neither the network nor a signal."""
-    import shardp2p.runtime.load
-    import shardp2p.stage.worker  # noqa: F401
-
-
-def _max_tokens(wish: Wish, prompt_tokens: int, plan: Plan) -> int:
-    """What was asked for, or the default as far as the context has room after the prompt."""
-    if wish.max_tokens is not None:
-        return wish.max_tokens
-    return max(1, min(DEFAULT_MAX_TOKENS, plan.context_tokens - prompt_tokens))
-
-
-async def _read(stream: GenerationStream, text: TextStream, show: Show | None) -> tuple[Token, ...]:
+async def _read(stream: Tokens, text: TextStream, show: Show | None) -> tuple[Token, ...]:
     """Read to the end or to a stop string."""
     import trio
 

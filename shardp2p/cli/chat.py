@@ -1,4 +1,4 @@
-"""`shardp2p chat`: talk with a model that a ring of peers runs, turn by turn."""
+"""`shardp2p chat`: talk with a model that a swarm, or a ring of peers, runs, turn by turn."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardp2p.cli import options
+from shardp2p.cli.askers import OpenAsker, ready_to_ask
 from shardp2p.cli.asking import (
     DEFAULTS,
     Asker,
     Printer,
     Wish,
+    check_peer_ids,
     check_peers,
-    open_asker,
     parse_biases,
     parse_drafting,
 )
@@ -26,7 +27,7 @@ from shardp2p.config import load_settings
 from shardp2p.errors import ConfigError, LocalProtocolError, ShardError
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import SamplingParams, Token
-from shardp2p.weights.store import ModelStore, StoredModel
+from shardp2p.weights.store import ModelStore
 
 if TYPE_CHECKING:
     from shardp2p.runtime.tokenizer import Tokenizer
@@ -37,7 +38,10 @@ MAX_LINE_CHARACTERS = 1 << 20
 
 def chat(
     model: options.AskedModel,
+    join: options.Join = None,
     peer: options.Peers = None,
+    only: options.Only = None,
+    block: options.Block = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
     temperature: options.Temperature = DEFAULTS.temperature,
@@ -65,7 +69,8 @@ def chat(
     kind, limits = parse_drafting(draft, depth)
     peers = check_peers(peer or ())
     stops = tuple(to_text(text, "a --stop text") for text in stop or ())
-    wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers)
+    blocked, allowed = check_peer_ids(block or (), "--block"), check_peer_ids(only or (), "--only")
+    wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers, blocked, allowed)
     settings = load_settings(data_dir=data_dir)
     with progress_bar() as report:
         stored = ModelStore(settings.paths.models_dir).resolve(model, report)
@@ -74,14 +79,13 @@ def chat(
     tokenizer = Tokenizer(stored.directory)
     if not tokenizer.has_chat_template:
         raise ConfigError(f"{stored.name} has no chat template; let `shardp2p generate --raw` continue a text instead")
-    interrupts.run(partial(_talk, wish, stored, settings.up.cache_rows, tokenizer))
+    with ready_to_ask(join, wish, stored, settings) as open_asker:
+        interrupts.run(partial(_talk, open_asker, wish, tokenizer))
 
 
-async def _talk(wish: Wish, model: StoredModel, cache_rows: int, tokenizer: Tokenizer) -> None:
-    async with open_asker(wish, model, cache_rows) as asker:
-        with progress_bar() as report:
-            report("asking the peers", 0, 0)
-            plan = await asker.find_ring()
+async def _talk(open_asker: OpenAsker, wish: Wish, tokenizer: Tokenizer) -> None:
+    async with open_asker() as asker:
+        plan = await asker.find_ring()
         interrupts.is_serving = True  # Ctrl-C is the normal way out
         conversation = Conversation(tokenizer, plan.context_tokens)
         while (said := await _listen()) is not None:

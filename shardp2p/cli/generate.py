@@ -1,4 +1,4 @@
-"""`shardp2p generate`: let a ring of peers continue a text or answer a prompt."""
+"""`shardp2p generate`: let a swarm, or a ring of peers, continue a text or answer a prompt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardp2p.cli import options
+from shardp2p.cli.askers import OpenAsker, ready_to_ask
 from shardp2p.cli.asking import (
     DEFAULTS,
     Answer,
     Printer,
     Wish,
+    check_peer_ids,
     check_peers,
-    open_asker,
     parse_biases,
     parse_drafting,
 )
@@ -24,7 +25,7 @@ from shardp2p.cli.texts import read_prompt, to_text
 from shardp2p.config import load_settings
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import SamplingParams
-from shardp2p.weights.store import ModelStore, StoredModel
+from shardp2p.weights.store import ModelStore
 
 if TYPE_CHECKING:
     from shardp2p.runtime.tokenizer import Tokenizer
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 def generate(
     model: options.AskedModel,
     prompt: options.Prompt,
+    join: options.Join = None,
     peer: options.Peers = None,
+    only: options.Only = None,
+    block: options.Block = None,
     max_tokens: options.MaxTokens = None,
     raw: options.Raw = False,
     stop: options.Stop = None,
@@ -54,7 +58,7 @@ def generate(
     as_json: options.AsJson = False,
     log_level: options.LogLevel = None,
 ) -> None:
-    """Let a ring of peers answer a prompt."""
+    """Let a swarm, or a ring of peers, answer a prompt."""
     configure_logging(log_level or "warning")
     bias = parse_biases(logit_bias or ())
     sampling = SamplingParams(
@@ -64,7 +68,8 @@ def generate(
     peers = check_peers(peer or ())
     text = read_prompt(prompt)
     stops = tuple(to_text(text, "a --stop text") for text in stop or ())
-    wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers)
+    blocked, allowed = check_peer_ids(block or (), "--block"), check_peer_ids(only or (), "--only")
+    wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers, blocked, allowed)
     settings = load_settings(data_dir=data_dir)
     with progress_bar() as report:
         stored = ModelStore(settings.paths.models_dir).resolve(model, report)
@@ -72,7 +77,8 @@ def generate(
 
     tokenizer = Tokenizer(stored.directory)
     question = _encode(tokenizer, text, is_raw=raw)
-    answer = interrupts.run(partial(_ask, wish, stored, settings.up.cache_rows, tokenizer, question, is_quiet=as_json))
+    with ready_to_ask(join, wish, stored, settings) as open_asker:
+        answer = interrupts.run(partial(_ask, open_asker, wish, tokenizer, question, is_quiet=as_json))
     if as_json:
         write_json(_object(answer))
     else:
@@ -86,12 +92,12 @@ def _encode(tokenizer: Tokenizer, prompt: str, *, is_raw: bool) -> tuple[int, ..
 
 
 async def _ask(
-    wish: Wish, model: StoredModel, cache_rows: int, tokenizer: Tokenizer, question: tuple[int, ...], *, is_quiet: bool
+    open_asker: OpenAsker, wish: Wish, tokenizer: Tokenizer, question: tuple[int, ...], *, is_quiet: bool
 ) -> Answer:
     from shardp2p.runtime.tokenizer import TextStream
 
     text = TextStream(tokenizer, wish.stop_strings)
-    async with open_asker(wish, model, cache_rows) as asker:
+    async with open_asker() as asker:
         with ExitStack() as waiting:
             report = waiting.enter_context(progress_bar())
             printer = Printer(waiting.close)

@@ -46,6 +46,7 @@ def find_swarm(join: str | None, identity: Identity, paths: Paths) -> tuple[Join
 
     Raises: ConfigError for a token that is no good, and where several swarms were joined.
     """
+    from shardp2p.cli.client_identity import join_clients
     from shardp2p.cli.process_title import hide_argument
     from shardp2p.identity.joined import JoinedSwarms
     from shardp2p.identity.owned import OwnedSwarms
@@ -54,7 +55,9 @@ def find_swarm(join: str | None, identity: Identity, paths: Paths) -> tuple[Join
     if join is not None:
         hide_argument(join)
         asked = OwnedSwarms(paths.swarms_dir).read_join(join, identity, now_s)
-        return kept.join(asked, identity, now_s), kept
+        joined = kept.join(asked, identity, now_s)
+        join_clients(asked, join, paths, now_s)
+        return joined, kept
     remembered = kept.remembered(identity.peer_id, now_s)
     if len(remembered) > 1:
         names = ", ".join(sorted(swarm.name for swarm in remembered))
@@ -143,7 +146,10 @@ def local_answers(member: Member, keeper: Keeper | None) -> Mapping[str, Any]:
     async def records(_: Mapping[str, Any]) -> Any:
         return swarm_views.view_of(member)
 
-    return {"status": status, "records": records}
+    async def directory(asked: Mapping[str, Any]) -> Any:
+        return await swarm_views.directory_view_of(member, asked.get("digest"))
+
+    return {"status": status, "records": records, "directory": directory}
 
 
 @asynccontextmanager

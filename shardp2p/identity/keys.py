@@ -33,6 +33,10 @@ _PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
 _FILE_BYTES = len(_PRIVATE_KEY_PREFIX) + 2 * SEED_BYTES
 
 
+class IdentityHeldError(ConfigError):
+    """Another process runs with this identity now."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """An Ed25519 private key and the peer id that follows from it."""
@@ -160,7 +164,7 @@ def hold(path: Path) -> Iterator[None]:
     """While inside, no other process can hold the identity in `path`.
 
     The lock is the kernel's, on a file beside it, and ends with the process however it ends.
-    Raises: ConfigError that names the process that holds it.
+    Raises: IdentityHeldError, a ConfigError, that names the process that holds it.
     """
     if not path.name:
         raise ConfigError(f"the identity {path} is a directory; name a file with --identity FILE")
@@ -175,7 +179,7 @@ def hold(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = file.read(16).decode("ascii", "replace").strip() or "unknown"
-            raise ConfigError(
+            raise IdentityHeldError(
                 f"another shardp2p process (pid {holder}) already runs with the identity {path}; "
                 "stop it, or give this one its own with --identity FILE"
             ) from error
