@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shardp2p.errors import ConfigError, LocalProtocolError
 from shardp2p.runtime.budget import Budget
-from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, holders_of
+from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, holders_of, missing_ranges
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.sharing import Offer, share
 from shardp2p.scheduler.topology import ModelShape, Topology
@@ -70,7 +70,23 @@ class Seating:
         if not self._models:
             return (), "there is no model on this machine; import one with `shardp2p model import`"
         records = tuple(records)
-        offers = [self._offer(offered, records, stored) for offered in self._models.values()]
+        anywhere = self._most(records, topology, stored, is_inner=False)
+        if anywhere is not None and self._takes_missing_end(anywhere[0], records):
+            return anywhere
+        if (end := self._end(records)) is not None:
+            return (end,), f"nobody holds the {'first' if end.layers.start == 0 else 'last'} layer of {end.model}"
+        # The first and the last layers bring embeddings along, in whose place several inner layers may fit.
+        inner = self._most(records, topology, stored, is_inner=True)
+        found = [choice for choice in (anywhere, inner) if choice is not None]
+        if not found:
+            return (), self._nothing_fits()
+        return max(found, key=lambda choice: (self._missing_taken(choice[0], records), self._layers(choice[0])))
+
+    def _most(
+        self, records: Sequence[CoverageRecord], topology: Topology, stored: Seats, *, is_inner: bool
+    ) -> tuple[Seats, str] | None:
+        """The best seats of the largest memory in which they fit, without the ends of models where `is_inner`."""
+        offers = [self._offer(offered, records, stored, is_inner=is_inner) for offered in self._models.values()]
         memory_bytes = self._budget.free_bytes
         while memory_bytes > 0:
             shares = share(self._peer, memory_bytes, offers, topology)
@@ -81,9 +97,46 @@ class Seating:
             )
             if seats and self._fits(seats):
                 return seats, "; ".join(reason for one in shares for reason in one.placement.reasons)
-            # The first and the last layers bring embeddings along, for which a layer's room does not account.
             memory_bytes -= min(offer.room_bytes for offer in offers)
-        return (), self._nothing_fits()
+        return None
+
+    def _end(self, records: Sequence[CoverageRecord]) -> Seat | None:
+        """As much of the missing layers at the beginning or the end of a model as fits, the most of them all."""
+        found = []
+        for digest, offered in self._models.items():
+            missing, layers = self._missing(digest, records), offered.shape.layers
+            from_first = next((layer for layer in range(layers) if layer not in missing), layers)
+            from_last = next((layer for layer in range(layers, 0, -1) if layer - 1 not in missing), 0)
+            runs = [LayerRange(0, stop) for stop in range(1, from_first + 1)]
+            runs += [LayerRange(start, layers) for start in range(from_last, layers)]
+            found += [seat for run in runs if self._fits((seat := Seat(offered.shape.model, digest, run),))]
+        return max(found, key=lambda seat: (len(seat.layers), seat.digest, -seat.layers.start), default=None)
+
+    def _missing(self, digest: str, records: Sequence[CoverageRecord]) -> set[int]:
+        """Layers of a model that nobody else holds, or is about to."""
+        coming = [holder.layers for holder in holders_of(digest, records) if holder.is_coming]
+        gaps = missing_ranges(self.offered(digest).shape.layers, coming)
+        return {layer for gap in gaps for layer in range(gap.start, gap.stop)}
+
+    def _missing_taken(self, seats: Seats, records: Sequence[CoverageRecord]) -> int:
+        return sum(
+            layer in self._missing(seat.digest, records)
+            for seat in seats
+            for layer in range(seat.layers.start, seat.layers.stop)
+        )
+
+    def _takes_missing_end(self, seats: Seats, records: Sequence[CoverageRecord]) -> bool:
+        """Whether a first or last layer that nobody holds is among `seats`: few peers have room for those."""
+        for seat in seats:
+            missing = self._missing(seat.digest, records)
+            last = self.offered(seat.digest).shape.layers - 1
+            if (seat.layers.start == 0 and 0 in missing) or (seat.layers.stop == last + 1 and last in missing):
+                return True
+        return False
+
+    @staticmethod
+    def _layers(seats: Seats) -> int:
+        return sum(len(seat.layers) for seat in seats)
 
     def settle(self, seats: Seats, records: Iterable[CoverageRecord]) -> tuple[Seats, str]:
         """The claim `seats` again, or others where it must give way to other claims; and why."""
@@ -127,7 +180,7 @@ class Seating:
             return (), error.message
         return (Seat(offered.shape.model, offered.shape.digest, layers),), "the user chose them"
 
-    def _offer(self, offered: Offered, records: Sequence[CoverageRecord], stored: Seats) -> Offer:
+    def _offer(self, offered: Offered, records: Sequence[CoverageRecord], stored: Seats, *, is_inner: bool) -> Offer:
         shape = offered.shape
         coverage = holders_of(shape.digest, records)
         speeds = sorted(holder.layer_s for holder in coverage if holder.state == "serving")
@@ -140,6 +193,7 @@ class Seating:
             layer_s=speeds[len(speeds) // 2] if speeds else UNMEASURED_LAYER_S,
             coverage=coverage,
             stored=tuple(seat.layers for seat in stored if seat.digest == shape.digest),
+            barred=frozenset((0, shape.layers - 1)) if is_inner else frozenset(),
         )
 
     def _fits(self, seats: Iterable[Seat]) -> bool:

@@ -47,12 +47,14 @@ def place(
     topology: Topology,
     *,
     stored: Sequence[LayerRange] = (),
+    barred: frozenset[int] = frozenset(),
 ) -> Placement:
     """Where `joiner` should sit among `coverage`, which may be in any order and have the joiner's own past in it.
 
-    `stored` are layers whose bytes it has. Loading holders count as if they served; draining ones do not count.
+    `stored` are layers whose bytes it has, `barred` layers that it cannot hold. Loading holders count as if they
+    served; draining ones do not count.
     """
-    layers, width = shape.layers, min(joiner.fits_layers, shape.layers)
+    layers, width = shape.layers, min(joiner.fits_layers, shape.layers - len(barred))
     if width == 0:
         return Placement((), "nothing", (f"no room for one layer of {shape.layer_bytes / 2**20:.0f} MiB",))
     others = sorted(
@@ -60,7 +62,9 @@ def place(
         key=lambda holder: (holder.peer_id, holder.layers),
     )
     held = counts(layers, [holder.layers for holder in others])
-    found = options(layers, width, held)
+    found = [option for option in options(layers, width, held) if not barred & option.layers]
+    if not found:
+        return Placement((), "nothing", (f"no {width} layers in a row that it can hold",))
     most = max(option.relief for option in found)
     scarce = [option for option in found if option.relief == most]
     laps, now_s = _laps(shape, joiner, others, topology)

@@ -22,7 +22,7 @@ class Offer:
     """A model that the peer could serve.
 
     `room_bytes` is what one layer takes with its caches, `layer_s` how long it would compute, `stored` which layers'
-    bytes it has, and `demand` what is asked of the model compared with others.
+    bytes it has, `barred` which it cannot hold, and `demand` what is asked of the model compared with others.
     """
 
     shape: ModelShape
@@ -30,6 +30,7 @@ class Offer:
     layer_s: float
     coverage: tuple[Holder, ...] = ()
     stored: tuple[LayerRange, ...] = ()
+    barred: frozenset[int] = frozenset()
     demand: float = 1.0
 
 
@@ -56,7 +57,14 @@ def share(peer: PeerId, memory_bytes: int, offers: Sequence[Offer], topology: To
     shares = [
         Share(
             offer.shape,
-            place(offer.shape, Machine(peer, layers, offer.layer_s), offer.coverage, topology, stored=offer.stored),
+            place(
+                offer.shape,
+                Machine(peer, layers, offer.layer_s),
+                offer.coverage,
+                topology,
+                stored=offer.stored,
+                barred=offer.barred,
+            ),
         )
         for offer, layers in zip(offers, granted, strict=True)
         if layers

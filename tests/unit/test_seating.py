@@ -1,0 +1,163 @@
+"""Which layers one peer should hold, within its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shardp2p.errors import LocalProtocolError
+from shardp2p.runtime.budget import Budget
+from shardp2p.scheduler.topology import Topology
+from shardp2p.seating import Offered, Seating
+from shardp2p.swarm.life import Seat
+from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
+from shardp2p.weights.footprint import Footprint
+from shardp2p.weights.store import StoredModel
+from shardp2p.wire.records import CoverageRecord, HeldLayers, NodeState
+
+MODEL, OTHER = ModelId("smollm2"), ModelId("other")
+LAYERS, LAYER_BYTES, ROW_BYTES, END_BYTES, ROWS = 30, 1000, 1, 5000, 100
+ROOM_BYTES = LAYER_BYTES + ROWS * ROW_BYTES
+NOWHERE = Topology(())
+ME = PeerId("me")
+
+
+@dataclass(frozen=True)
+class FakeManifest:
+    """As much of a manifest as seating looks at."""
+
+    digest: str
+    layers: int = LAYERS
+    hidden_size: int = 64
+
+
+def offered(name: ModelId = MODEL, digest: str = "ab" * 32) -> Offered:
+    footprint = Footprint(
+        name, digest, "float32", (LAYER_BYTES,) * LAYERS, (ROW_BYTES,) * LAYERS, END_BYTES, END_BYTES, END_BYTES
+    )
+    stored = StoredModel(name, Path("nowhere"), FakeManifest(digest))  # type: ignore[arg-type]
+    return Offered(stored, footprint)
+
+
+def seating(layers: float, *models: Offered, pinned: LayerRange | None = None) -> Seating:
+    """That of a peer with memory for so many layers beside the head-room."""
+    memory = int(layers * ROOM_BYTES / 0.8) + 2
+    return Seating(ME, models or (offered(),), Budget(memory, ROWS), pinned)
+
+
+def record(peer: str, layers: str, state: NodeState = "serving", digest: str = "ab" * 32) -> CoverageRecord:
+    speed = 0.001 if state == "serving" else 0.0
+    held = HeldLayers(
+        MODEL, digest, LAYERS, LayerRange.parse(layers), "loading" if state == "placing" else state, "float32", 2048,
+        LAYER_BYTES, ROWS, ROWS, speed, speed,
+    )  # fmt: skip
+    return CoverageRecord(SwarmId("swarm"), PeerId(peer), 1, 0.0, 10.0, state, held=(held,))
+
+
+def seat(layers: str, name: ModelId = MODEL, digest: str = "ab" * 32) -> Seat:
+    return Seat(name, digest, LayerRange.parse(layers))
+
+
+def test_first_peer_takes_what_fits() -> None:
+    seats, reason = seating(12).choose((), NOWHERE)
+    assert seats == (seat("0:7"),)
+    assert "nobody holds" in reason
+
+
+def test_whole_model_is_held_where_it_fits() -> None:
+    seats, _ = seating(LAYERS + 5).choose((), NOWHERE)
+    assert seats == (seat("0:30"),)
+
+
+def test_missing_layers_come_first() -> None:
+    seats, _ = seating(8).choose([record("a", "0:12"), record("b", "20:30")], NOWHERE)
+    assert seats == (seat("12:20"),)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 5, 8, 13, 21, 29])
+def test_seats_always_fit_with_embeddings(layers: int) -> None:
+    place = seating(layers + 0.5)
+    seats, _ = place.choose((), NOWHERE)
+    assert seats
+    assert sum(map(place.need_bytes, seats)) <= (layers + 0.5) * ROOM_BYTES + 2
+
+
+def test_small_peer_holds_inner_layers_though_the_ends_do_not_fit() -> None:
+    seats, _ = seating(2).choose([record("a", "0:10"), record("b", "12:30")], NOWHERE)
+    assert seats == (seat("10:12"),)
+
+
+def test_peer_that_could_hold_an_end_takes_a_missing_one_first() -> None:
+    seats, _ = seating(12).choose([record("a", "0:10")], NOWHERE)
+    assert seats == (seat("23:30"),)
+
+
+def test_peer_with_room_for_inner_layers_alone_leaves_the_ends_to_others() -> None:
+    seats, _ = seating(4).choose((), NOWHERE)
+    assert sum(len(one.layers) for one in seats) == 4
+    assert all(one.layers.start > 0 and one.layers.stop < LAYERS for one in seats)
+
+
+def test_nothing_fits_and_says_what_is_missing() -> None:
+    seats, reason = seating(0.5).choose((), NOWHERE)
+    assert seats == ()
+    assert "not even one layer of smollm2 fits" in reason
+
+
+def test_without_a_model_it_says_how_to_get_one() -> None:
+    seats, reason = Seating(ME, (), Budget(1000, 1)).choose((), NOWHERE)
+    assert seats == ()
+    assert "shardp2p model import" in reason
+
+
+def test_claim_stays_where_nobody_else_chose_it() -> None:
+    place = seating(15)
+    assert place.settle((seat("8:20"),), [record("a", "0:8"), record("b", "20:30")])[0] == (seat("8:20"),)
+
+
+def test_of_two_that_chose_the_same_exactly_one_gives_way() -> None:
+    claims = {PeerId("one"): seat("4:16"), PeerId("two"): seat("4:16")}
+    memory = Budget(int(12 * ROOM_BYTES / 0.8) + 2, ROWS)
+    settled = {}
+    for me, claim in claims.items():
+        others = [record(peer, str(other.layers), "placing") for peer, other in claims.items() if peer != me]
+        settled[me] = Seating(me, (offered(),), memory).settle((claim,), [record("end", "0:4"), *others])[0]
+    moved = [peer for peer in claims if settled[peer] != (claims[peer],)]
+    assert len(moved) == 1
+    assert all(not (part.layers.start < 16 and part.layers.stop > 4) for part in settled[moved[0]])
+
+
+def test_serving_peer_stays_while_its_layers_are_needed() -> None:
+    held = (seat("8:20"),)
+    assert seating(12).review(held, [record("a", "0:8")], NOWHERE)[0] == held
+
+
+def test_redundant_peer_moves_where_layers_are_missing() -> None:
+    held = (seat("8:20"),)
+    assert seating(18).review(held, [record("a", "0:20")], NOWHERE)[0] == (seat("17:30"),)
+
+
+def test_pinned_layers_are_taken_whatever_others_hold() -> None:
+    place = seating(12, pinned=LayerRange(10, 20))
+    assert place.choose([record("a", "10:20")], NOWHERE)[0] == (seat("10:20"),)
+    assert place.settle((seat("10:20"),), [record("a", "10:20", "placing")])[0] == (seat("10:20"),)
+    assert place.review((seat("10:20"),), [], NOWHERE)[0] == (seat("10:20"),)
+
+
+def test_pinned_layers_that_do_not_fit_are_refused_with_the_bytes() -> None:
+    seats, reason = seating(5, pinned=LayerRange(10, 20)).choose((), NOWHERE)
+    assert seats == ()
+    assert "do not fit" in reason
+
+
+def test_memory_is_shared_among_models() -> None:
+    second = offered(OTHER, "cd" * 32)
+    seats, _ = seating(2 * LAYERS + 20, offered(), second).choose((), NOWHERE)
+    assert seats == (seat("0:30", OTHER, "cd" * 32), seat("0:30"))
+
+
+def test_unknown_digest_is_a_bug() -> None:
+    with pytest.raises(LocalProtocolError):
+        seating(5).offered("ef" * 32)
