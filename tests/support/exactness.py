@@ -48,8 +48,8 @@ class Arm:
         return f"{'sampled' if self.is_sampled else 'greedy'}, {self.proposer}, depth {self.depth}"
 
     def limits(self) -> Limits:
-        """Narrow chunks, so that a tree takes several of them."""
-        return Limits(max_chunks=self.depth, chunk_tokens=12, prefill_tokens=24, draft_tokens=6)
+        """Narrow chunks, so that a tree takes several of them; few cache rows, so that a stage has room for many."""
+        return Limits(max_chunks=self.depth, chunk_tokens=12, prefill_tokens=24, draft_tokens=6, cache_rows=1500)
 
     def make_proposer(self, prompt: Sequence[Token], answer: Sequence[Token], seed: int) -> Proposer | None:
         """A fresh proposer for one answer; `answer` is what it should come to."""
