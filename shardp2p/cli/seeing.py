@@ -19,7 +19,7 @@ from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.cli.swarm_views import Sight, directory_view_of, sight_of
 from shardp2p.config import Paths
-from shardp2p.errors import ConfigError, PeerUnavailableError
+from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
 from shardp2p.vocabulary import PeerId, SwarmId
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Look = Callable[[], Awaitable[Sight]]
 
 SIGHT_S: Final = 10.0
 """How long a new listener looks for anybody before it says why nobody answers."""
+DOUBT_S: Final = 2.0
+"""After so long without anybody the peer list is asked one by one: where all are unreachable, waiting is no use."""
 AGAIN_S: Final = 0.3
 """Between questions to a directory that knows nothing yet."""
 QUIET_S: Final = 0.25
@@ -188,12 +190,13 @@ class _Listener:
 
         if not self._member.bootstrap:
             raise PeerUnavailableError(await self._member.explain_silence())
-        with trio.move_on_after(SIGHT_S) as looking:
+        with trio.move_on_after(SIGHT_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask_until_found, nursery.cancel_scope)
+                nursery.start_soon(self._give_up, nursery.cancel_scope)
                 if not self._where.is_directory_alone:
                     nursery.start_soon(self._wait_gossip, nursery.cancel_scope)
-        if looking.cancelled_caught:
+        if self._first is None and (self._where.is_directory_alone or not self._others()):
             raise PeerUnavailableError(await self._member.explain_silence())
         await self._settle()
         if self._where.needs_links:
@@ -226,6 +229,21 @@ class _Listener:
                 done.cancel()
                 return
             await trio.sleep(AGAIN_S)
+
+    async def _give_up(self, done: Any) -> None:
+        """End the search when nobody of the peer list can be reached."""
+        import trio
+
+        await trio.sleep(DOUBT_S)
+        for peer in self._member.bootstrap:
+            try:
+                await self._member.ask(peer.peer_id, peer.addresses)
+            except PeerUnavailableError:
+                continue
+            except ShardError:
+                return
+            return
+        done.cancel()
 
     async def _wait_gossip(self, done: Any) -> None:
         gossip = self._member.gossip

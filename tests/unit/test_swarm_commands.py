@@ -103,14 +103,15 @@ def test_every_layer_has_a_cell_and_every_cell_layers(layers: int, room: int) ->
 
 
 def test_ten_thousand_peers_are_cut_with_a_count() -> None:
-    found = coverage(*(replace(record(1, held(n % 30, n % 30 + 1)), peer_id=PeerId(f"p{n}")) for n in range(10_000)))
+    records = [record(1, held(layer, layer + 1)) for layer in range(30)]
+    everyone = [replace(records[n % 30], peer_id=PeerId(f"p{n}")) for n in range(10_000)]
+    found = coverage(*everyone)
     lines = plain(found, rows=20)
     assert len(lines) == 5 + 20 + 3
     assert "and 9,980 more" in lines
     assert lines[1] == "complete: every layer is served by 333 peers or more"
     assert "holders    " + "+" * 30 in lines
-    seen = sight(*(replace(record(1), peer_id=PeerId(f"p{n}")) for n in range(10_000)))
-    shown = [line.plain for line in peer_lines(seen, 80, 24)]
+    shown = [line.plain for line in peer_lines(sight(*everyone), 80, 24)]
     assert len(shown) <= 24
     assert shown[-1] == "and 9,981 more; --json has all"
 
