@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardp2p.errors import LocalProtocolError, OverloadedError, RemoteProtocolError
-from shardp2p.runtime.architecture import SLIDING_ATTENTION, Architecture, check_hand_through
+from shardp2p.runtime.architecture import MISFITS, SLIDING_ATTENTION, Architecture, check_hand_through
 from shardp2p.runtime.arena import CacheArena
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
+from shardp2p.runtime.packing import Masks, Pack, PackedAs, Part, Trial, packed_attention, reads_all_positions
 from shardp2p.vocabulary import LayerRange
 
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -55,10 +57,12 @@ class Block:
         self._window_tokens = architecture.window_tokens
         self._inner = _slice(inner, LayerRange(0, architecture.layer_count), layers)
         self._head = _head_of(model) if self.is_last else None
-        self._is_eager = model.config._attn_implementation == "eager"
+        self._config: Any = model.config  # the one that the attention layers read
+        self._is_eager = self._config._attn_implementation == "eager"
         self._needs_mask = getattr(config, "index_topk", None) is not None
         self._cache_keyword = "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
         self._shapes = self._measure_rows()
+        self._packed_as = self._find_packing()
         self._arena: CacheArena | None = None
 
     def part(self, layers: LayerRange) -> Block:
@@ -123,8 +127,21 @@ class Block:
             raise RemoteProtocolError(f"a token is outside the vocabulary of {self.vocab_size}")
         return torch.tensor(tokens, dtype=torch.int64, device=self.device)
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether several sessions go through the layers together; if not, one after the other, just as exactly."""
+        return self._packed_as is not None
+
     def forward(self, inputs: Tensor, cache: RowCache, rows: RowBatch) -> Tensor:
         """Runs new rows: tokens [T] int64 (first block) or hidden [T, H] → hidden [T, H], normed by the last block.
+
+        Raises:
+            LocalProtocolError: the cache has no room, or inputs and rows do not fit together; the cache is unchanged.
+        """
+        return self.forward_many([self.prepare(inputs, cache, rows)])[0]
+
+    def prepare(self, inputs: Tensor, cache: RowCache, rows: RowBatch) -> Part:
+        """New rows of one session for `forward_many`, which must be the next thing to touch the cache.
 
         Raises:
             LocalProtocolError: the cache has no room, or inputs and rows do not fit together; the cache is unchanged.
@@ -133,11 +150,23 @@ class Block:
         if tuple(inputs.shape) != wanted:
             raise LocalProtocolError(f"a block got inputs of shape {tuple(inputs.shape)}; it needs {wanted}")
         is_chain = cache.begin(rows)
-        masks = self._masks(cache, rows, is_chain)
+        return Part(inputs, cache, rows, self._masks(cache, rows, is_chain))
+
+    def forward_many(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Runs the new rows of different sessions, as `forward` would each; the hidden [T, H] of each.
+
+        One part is computed as it always was. Several go through all that treats rows alike in one piece, so their
+        results are equal up to rounding. If it fails, no cache has changed.
+        """
+        if len({id(part.cache) for part in parts}) != len(parts):
+            raise LocalProtocolError("a forward got two parts of one session")
         with torch.inference_mode():
-            positions = torch.tensor((rows.positions,), device=self.device)
-            hidden = self._run(inputs, positions, masks, cache.tensors)
-        cache.commit(rows)
+            if len(parts) > 1 and self._packed_as is not None:
+                hidden = self._run_packed(parts, self._packed_as)
+            else:
+                hidden = [self._run_alone(part) for part in parts]
+        for part in parts:
+            part.cache.commit(part.rows)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -158,6 +187,19 @@ class Block:
             if self.is_last:
                 self.logits(hidden)
 
+    def _run_alone(self, part: Part) -> Tensor:
+        positions = torch.tensor((part.rows.positions,), device=self.device)
+        masks = part.masks if self._mixes else next(iter(part.masks.values()))
+        return self._run(part.inputs, positions, masks, part.cache.tensors)
+
+    def _run_packed(self, parts: Sequence[Part], packed_as: PackedAs) -> list[Tensor]:
+        pack = Pack(parts, self._attention, self.layers.start, self._config._attn_implementation, packed_as)
+        inputs = torch.cat([part.inputs for part in parts])
+        positions = torch.tensor(([at for part in parts for at in part.rows.positions],), device=self.device)
+        with packed_attention(self._config, pack):
+            hidden = self._run(inputs, positions, self._any_masks(), pack)
+        return list(torch.split(hidden, [len(part.rows.parents) for part in parts]))
+
     def _run(self, inputs: Tensor, positions: Tensor, masks: Any, cache: Any) -> Tensor:
         name = "input_ids" if self.is_first else "inputs_embeds"
         given = {name: inputs[None], self._cache_keyword: cache}
@@ -165,15 +207,22 @@ class Block:
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def _masks(self, cache: RowCache, rows: RowBatch, is_chain: bool) -> Any:
-        """The attention_mask of the model's own forward: a mask, None, or one of them per kind of attention."""
+    def _masks(self, cache: RowCache, rows: RowBatch, is_chain: bool) -> Masks:
+        """The mask of each kind of attention."""
         masks: dict[str, Tensor | None] = {}
         starts: dict[str, int] = {}
         for kind in set(self._attention):
             window = self._window_tokens if kind == SLIDING_ATTENTION else 0
             masks[kind], starts[kind] = self._mask(cache, rows, is_chain, window)
         cache.tensors.view_starts = [starts[kind] for kind in self._attention]
-        return masks if self._mixes else next(iter(masks.values()))
+        return masks
+
+    def _any_masks(self) -> Any:
+        """What the model's own forward takes for its masks where the attention has others or needs none."""
+        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
+        if self._is_eager:
+            mask = torch.zeros_like(mask, dtype=self.dtype)
+        return dict.fromkeys(self._attention, mask) if self._mixes else mask
 
     def _mask(self, cache: RowCache, rows: RowBatch, is_chain: bool, window: int) -> tuple[Tensor | None, int]:
         """The mask of one kind of attention and the first row that it covers.
@@ -200,13 +249,26 @@ class Block:
 
     def _show(self, inputs: Tensor, cache: _Probe) -> Tensor:
         """One row through the model's own forward; `cache` gets the shapes of what it would keep."""
-        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
-        if self._is_eager:
-            mask = torch.zeros_like(mask, dtype=self.dtype)
         with torch.inference_mode():
             positions = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-            masks = dict.fromkeys(self._attention, mask) if self._mixes else mask
-            return self._run(inputs, positions, masks, cache)
+            return self._run(inputs, positions, self._any_masks(), cache)
+
+    def _find_packing(self) -> PackedAs | None:
+        """How sessions can be packed, as two rows of any input show it; None where they cannot."""
+        if reads_all_positions(self._inner):
+            return None
+        masks = self._any_masks()
+        inputs = self._example().repeat(2, *[1] * (self._example().ndim - 1))
+        positions = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        ways: tuple[PackedAs, ...] = ("views", "joined")
+        for way in ways:
+            trial = Trial(self.layers, list(masks.values()) if self._mixes else [masks], way)
+            # A model that asks more of its cache, or does with attention what a trial does not foresee, runs unpacked.
+            with suppress(*MISFITS), torch.inference_mode(), packed_attention(self._config, trial):
+                self._run(inputs, positions, masks, trial)
+                if trial.fits:
+                    return way
+        return None
 
     def _measure_rows(self) -> list[LayerShape]:
         """What each layer stores per row, as one token of any input shows it."""
