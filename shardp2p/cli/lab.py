@@ -25,7 +25,7 @@ def churn(
     layers: Annotated[int, typer.Option("--layers", help="Layers of the model.")] = 80,
     stay_minutes: Annotated[float, typer.Option("--stay-minutes", help="How long a peer stays, on average.")] = 30.0,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same hour.")] = 0,
-    traffic: Annotated[bool, typer.Option(help="Measure gossip too, which takes longer.")] = True,
+    traffic: Annotated[bool, typer.Option(help="Measure gossip too, which takes much longer.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let peers join, crash and leave for an hour: is a layer lost, who moves, what do records cost?"""
