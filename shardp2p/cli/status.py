@@ -41,7 +41,8 @@ def status_lines(told: dict[str, Any]) -> Iterator[str]:
     """A running peer's status as lines to read."""
     memory = told["memory"]
     yield f"peer     {told['peer_id']}, version {told['version']}"
-    yield f"swarm    {clipped(told['swarm_name'], CHARACTERS)} ({told['swarm']}), {told['live_peers']} peers live"
+    live = f"{told['live_peers']} {'peer' if told['live_peers'] == 1 else 'peers'} live"
+    yield f"swarm    {clipped(told['swarm_name'], CHARACTERS)} ({told['swarm']}), {live}"
     waits = f": {clipped(told['waits_for'], 4 * CHARACTERS)}" if told["waits_for"] else ""
     yield f"state    {told['state']} for {_duration(told['uptime_s'])} since the start{waits}"
     region = f", region {clipped(told['region'], CHARACTERS)}" if told["region"] else ""
