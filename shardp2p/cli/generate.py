@@ -60,13 +60,10 @@ def generate(
 ) -> None:
     """Let a swarm, or a ring of peers, answer a prompt."""
     configure_logging(log_level or "warning")
-    bias = parse_biases(logit_bias or ())
-    sampling = SamplingParams(
-        temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, bias, seed
-    )
+    penalties = (repetition_penalty, frequency_penalty, presence_penalty)
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, *penalties, parse_biases(logit_bias or ()), seed)
     kind, limits = parse_drafting(draft, depth)
-    peers = check_peers(peer or ())
-    text = read_prompt(prompt)
+    peers, text = check_peers(peer or ()), read_prompt(prompt)
     stops = tuple(to_text(text, "a --stop text") for text in stop or ())
     blocked, allowed = check_peer_ids(block or (), "--block"), check_peer_ids(only or (), "--only")
     wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers, blocked, allowed)

@@ -19,6 +19,7 @@ from tests.support.cli_ring import CONTEXT_TOKENS, LAYERS, endless, slow_talker
 from tests.support.processes import StageProcess, restored_logging, running, running_stages
 
 PROMPT = "Tell me"
+ANYONE = "12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 
 
 @pytest.fixture(autouse=True)
@@ -198,13 +199,20 @@ def test_prompt_must_be_text(refused: Callable[..., str], prompt: str) -> None:
     ("options", "said"),
     [
         ([], "no peer is named"),
+        ([], "join a swarm with --join TOKEN|FILE"),
+        (["--join", "nothing"], "--join is neither a token"),
+        (["--block", "me"], "--block: 'me' is no peer id"),
+        (
+            ["--only", ANYONE, "--peer", f"/ip4/127.0.0.1/tcp/1/p2p/{ANYONE}"],
+            "--only and --block choose among the peers of a swarm",
+        ),
         (["--peer", "/ip4/127.0.0.1/tcp/1"], "does not end in /p2p/PEER-ID"),
         (["--peer", "localhost:80"], "is no multiaddr"),
-        (["--peer", ""], "a --peer is empty; name each peer of the ring with --peer ADDRESS"),
+        (["--peer", ""], "a --peer is empty; name a peer with --peer ADDRESS"),
         (
             [
                 "--peer",
-                "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB",
+                f"/ip4/127.0.0.1/tcp/1/p2p/{ANYONE}",
                 "--stop",
                 "\udcff",
             ],
