@@ -1,0 +1,197 @@
+"""A private swarm of processes with a real model forms itself, and goes on while peers die, leave, return and join.
+
+Every answer is compared with transformers' own. How long it takes is printed, and bounded only so that nothing hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from shardp2p.coordinator.request import GenerationRequest
+from shardp2p.errors import OverloadedError, PeerUnavailableError, RemoteProtocolError
+from shardp2p.identity.join import parse_join
+from shardp2p.identity.joined import JoinedSwarms
+from shardp2p.identity.keys import Identity
+from shardp2p.lab.swarm_children import JoinedPeer, PeerOptions, SwarmChildren, joined_swarm
+from shardp2p.member import Member, open_member
+from shardp2p.runtime.reference import Reference
+from shardp2p.runtime.tokenizer import Tokenizer
+from shardp2p.swarm_client import SwarmClient
+from shardp2p.vocabulary import Token
+from shardp2p.weights.store import ModelStore
+from tests.support.models import smollm2_directory
+
+MEMORY = ("420MiB", "300MiB", "250MiB", "200MiB", "400MiB", "220MiB", "260MiB", "350MiB")
+"""In fp32 a layer takes 13.5 MiB, and the first or the last one 108 MiB more for the embedding."""
+LAYERS = 30
+PROMPTS = ("Why is the sky blue?", "List five fruits.", "Write a line about rain.", "Count from one to nine.")
+TOKENS = 24
+STEPS = 20
+FEWEST = 5
+MODELS_DIR = smollm2_directory().parent
+OPTIONS = PeerOptions(MODELS_DIR, "smollm2", cache_rows=1024)
+CLEAR = (PeerUnavailableError, OverloadedError, RemoteProtocolError)
+
+
+class Questions:
+    """Prompts with the answers that they must get."""
+
+    def __init__(self) -> None:
+        tokenizer, reference = Tokenizer(smollm2_directory()), Reference(smollm2_directory())
+        self.prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS]
+        self.answers = [reference.generate(prompt, TOKENS).tokens for prompt in self.prompts]
+
+
+@pytest.fixture(scope="module")
+def questions() -> Questions:
+    return Questions()
+
+
+@asynccontextmanager
+async def client_of(swarm: SwarmChildren, directory: Path) -> AsyncIterator[tuple[Member, SwarmClient]]:
+    identity, model = Identity.generate(), ModelStore(MODELS_DIR).resolve("smollm2")
+    joined = JoinedSwarms(directory).join(parse_join(swarm.token), identity, time.time())
+    async with open_member(identity, joined, is_listener=True) as member:
+        yield member, SwarmClient(member, model.name, model.manifest)
+
+
+async def ask(client: SwarmClient, prompt: Sequence[Token]) -> tuple[Token, ...]:
+    request = GenerationRequest(tuple(prompt), TOKENS)
+    tokens: list[Token] = []
+    async with client.generate(request) as answer:
+        async for batch in answer:
+            tokens.extend(batch)
+    return tuple(tokens)
+
+
+async def coverage(peer: JoinedPeer) -> dict[str, object]:
+    """What `shardp2p coverage` says on the machine of a peer."""
+    command = [sys.executable, "-P", "-m", "shardp2p", "coverage", "smollm2", "--json"]
+    command += ["--data-dir", str(peer.paths.data_dir)]
+    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    if done.returncode:
+        return {"complete": False, "error": done.stderr.decode()}
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+async def wait_complete(swarm: SwarmChildren, within_s: float) -> dict[str, object]:
+    with trio.fail_after(within_s):
+        while not (found := await coverage(swarm.running[0]))["complete"]:
+            await trio.sleep(0.3)
+    return found
+
+
+def counts(held: Sequence[tuple[int, int]]) -> list[int]:
+    return [sum(start <= layer < stop for start, stop in held) for layer in range(LAYERS)]
+
+
+async def test_eight_peers_that_start_at_once_cover_the_model_and_answer(
+    questions: Questions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with joined_swarm(MEMORY, OPTIONS, is_awaited=False) as swarm:
+        started = trio.current_time()
+        await wait_complete(swarm, within_s=120)
+        complete_s = trio.current_time() - started
+        with trio.fail_after(120):
+            await swarm.wait_ready()
+        statuses = [await peer.status() for peer in swarm.peers]
+        held = [tuple(one["layers"]) for status in statuses for one in status["held"]]
+        by_layer = counts(held)
+        for status in statuses:
+            memory = status["memory"]
+            assert status["state"] == "serving"
+            assert 0 < memory["used_bytes"] <= memory["offered_bytes"] - memory["headroom_bytes"]
+        # What they hold together would go once or more often around the model; no layer has fewer than that.
+        assert min(by_layer) >= max(1, sum(by_layer) // LAYERS - 1)
+        assert max(by_layer) - min(by_layer) <= 2
+        async with client_of(swarm, tmp_path) as (_, client):
+            for prompt, answer in zip(questions.prompts, questions.answers, strict=True):
+                with trio.fail_after(120):
+                    assert await ask(client, prompt) == answer
+        with capsys.disabled():
+            print(f"\ncomplete {complete_s:.1f} s after the start; holders of each layer: {by_layer}")
+
+
+class Tally:
+    """How requests ended."""
+
+    def __init__(self) -> None:
+        self.exact = 0
+        self.failed: list[str] = []
+
+
+async def keep_asking(
+    client: SwarmClient, questions: Questions, first: int, tally: Tally, scope: trio.CancelScope
+) -> None:
+    number = first
+    with scope:
+        while True:
+            at = number % len(questions.prompts)
+            number += 1
+            try:
+                answer = await ask(client, questions.prompts[at])
+            except CLEAR as error:
+                tally.failed.append(error.message)
+                await trio.sleep(0.2)
+            else:
+                assert answer == questions.answers[at]
+                tally.exact += 1
+
+
+async def change(swarm: SwarmChildren, rng: Random) -> str:
+    """One thing that happens to a swarm; a word for it."""
+    running = swarm.running
+    gone = [peer for peer in swarm.peers if not peer.is_running]
+    actions = ["join", *(["restart"] * 2 if gone else []), *(["kill", "leave"] * 2 if len(running) > FEWEST else [])]
+    action = rng.choice(actions)
+    if action == "join":
+        await swarm.add(rng.choice(MEMORY))
+    elif action == "restart":
+        await rng.choice(gone).start_again()
+    elif action == "kill":
+        # The first peer stays: its address is the token's.
+        await rng.choice(running[1:]).kill()
+    else:
+        rng.choice(running[1:]).interrupt()
+    return action
+
+
+async def test_requests_are_exact_or_fail_clearly_while_peers_come_and_go(
+    questions: Questions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng, tally, steps = Random(20), Tally(), []
+    async with (
+        joined_swarm(MEMORY, OPTIONS) as swarm,
+        client_of(swarm, tmp_path) as (member, client),
+        trio.open_nursery() as nursery,
+    ):
+        scope = trio.CancelScope()
+        for first in range(2):
+            nursery.start_soon(keep_asking, client, questions, first, tally, scope)
+        for _ in range(STEPS):
+            steps.append(await change(swarm, rng))
+            await trio.sleep(rng.uniform(0.5, 4.0))
+        scope.cancel()
+        # What is left settles by itself, and serves again.
+        await wait_complete(swarm, within_s=180)
+        with trio.fail_after(120):
+            assert await ask(client, questions.prompts[0]) == questions.answers[0]
+        nursery.cancel_scope.cancel()
+    assert tally.exact >= 3
+    assert all(len(message) > 20 for message in tally.failed)
+    with capsys.disabled():
+        print(
+            f"\n{' '.join(steps)}: {tally.exact} exact, {len(tally.failed)} failed",
+            *sorted(set(tally.failed))[:5],
+            sep="\n  ",
+        )
