@@ -4,7 +4,7 @@ A peer of the swarm prints how to join it; a private one needs a token of its ow
 
     shardp2p model import smollm2
     shardp2p swarm create home
-    shardp2p up --join home --region here
+    shardp2p up --join home
     shardp2p swarm invite home --peer ADDRESS --out token
 
 Then: python examples/ask_a_swarm.py token

@@ -7,8 +7,9 @@ scheduler/attempts.py. The client needs the model's tokenizer and manifest, and 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal
 
 import structlog
@@ -65,13 +66,17 @@ class Terms:
 class SwarmAnswer:
     """The tokens of an answer, in the batches in which they are committed: iterate over it.
 
-    The iteration raises what a generation raises; once tokens have come no other ring is tried.
+    The iteration raises what a generation raises. Once tokens have come no other ring is tried: to ask again does so,
+    since the client keeps in mind whose fault it was.
     """
 
-    def __init__(self, route: Route, stream: GenerationStream, first: tuple[Token, ...]) -> None:
+    def __init__(
+        self, route: Route, stream: GenerationStream, first: tuple[Token, ...], blame: Callable[[ShardError], None]
+    ) -> None:
         self.route = route
         self._stream = stream
         self._first = first
+        self._blame = blame
 
     @property
     def plan(self) -> Plan:
@@ -95,7 +100,11 @@ class SwarmAnswer:
         if self._first:
             first, self._first = self._first, ()
             return first
-        return await anext(self._stream)
+        try:
+            return await anext(self._stream)
+        except ShardError as error:
+            self._blame(error)
+            raise
 
 
 class SwarmClient:
@@ -164,7 +173,7 @@ class SwarmClient:
                 except ShardError as error:
                     self._note(attempts.failed(route.plan, error, route.driver), error)
                 else:
-                    yield SwarmAnswer(route, stream, first)
+                    yield SwarmAnswer(route, stream, first, partial(self._blame, route))
                     return
 
     # Finding a ring.
@@ -274,6 +283,11 @@ class SwarmClient:
         return f"layers {named(missing)} are loading on {', '.join(on[:MAX_NAMED])}{more}, waiting" if missing else ""
 
     # What failed.
+
+    def _blame(self, route: Route, error: ShardError) -> None:
+        """A ring failed whose answer had begun."""
+        with suppress(ShardError):  # nobody of the ring is to blame
+            self._note(Attempts(self._member.peer_id).failed(route.plan, error, route.driver), error)
 
     def _note(self, fault: Fault, error: ShardError) -> None:
         """Keep in mind whose fault it was; a peer is struck for what we saw ourselves."""

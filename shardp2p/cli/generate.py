@@ -11,6 +11,7 @@ from shardp2p.cli.askers import OpenAsker, ready_to_ask
 from shardp2p.cli.asking import (
     DEFAULTS,
     Answer,
+    Asker,
     Printer,
     Wish,
     check_peer_ids,
@@ -23,12 +24,16 @@ from shardp2p.cli.output import note, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.texts import read_prompt, to_text
 from shardp2p.config import load_settings
+from shardp2p.errors import IntegrityError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import SamplingParams
 from shardp2p.weights.store import ModelStore
 
 if TYPE_CHECKING:
-    from shardp2p.runtime.tokenizer import Tokenizer
+    from shardp2p.runtime.tokenizer import TextStream, Tokenizer
+
+RESTARTS = 2
+"""How often an answer of which nothing was shown is begun anew when its ring breaks."""
 
 
 def generate(
@@ -93,17 +98,29 @@ async def _ask(
 ) -> Answer:
     from shardp2p.runtime.tokenizer import TextStream
 
-    text = TextStream(tokenizer, wish.stop_strings)
     async with open_asker() as asker:
-        with ExitStack() as waiting:
-            report = waiting.enter_context(progress_bar())
-            printer = Printer(waiting.close)
+        restarts = RESTARTS if is_quiet else 0
+        while True:
+            text = TextStream(tokenizer, wish.stop_strings)
             try:
-                return await asker.ask(
-                    question, tokenizer.stop_tokens, text, report=report, show=None if is_quiet else printer.show
-                )
-            finally:
-                printer.end()
+                return await _ask_once(asker, question, tokenizer.stop_tokens, text, is_quiet=is_quiet)
+            except (PeerUnavailableError, RemoteProtocolError, IntegrityError):
+                # A swarm has other rings; where not even the beginning of an answer came, they were tried.
+                if not (restarts and text.text):
+                    raise
+                restarts -= 1
+
+
+async def _ask_once(
+    asker: Asker, question: tuple[int, ...], stop_tokens: frozenset[int], text: TextStream, *, is_quiet: bool
+) -> Answer:
+    with ExitStack() as waiting:
+        report = waiting.enter_context(progress_bar())
+        printer = Printer(waiting.close)
+        try:
+            return await asker.ask(question, stop_tokens, text, report=report, show=None if is_quiet else printer.show)
+        finally:
+            printer.end()
 
 
 def _object(answer: Answer) -> dict[str, Any]:

@@ -199,9 +199,10 @@ async def test_a_ring_that_breaks_after_tokens_came_is_one_clear_error(autojump_
     async with trio.open_nursery() as nursery:
         sim, sight = swarm_of(nursery, ("a", "0:3"), ("b", "3:6"), ("c", "3:6"))
         tokens: list[int] = []
+        client = client_of(sight)
 
         async def break_it() -> None:
-            async with client_of(sight).generate(request()) as answer:
+            async with client.generate(request()) as answer:
                 async for batch in answer:
                     tokens.extend(batch)
                     sim.swarm.kill("b")
@@ -210,6 +211,10 @@ async def test_a_ring_that_breaks_after_tokens_came_is_one_clear_error(autojump_
             await break_it()
         assert tuple(tokens) == ANSWER[: len(tokens)]
         assert tokens
+        said: list[str] = []
+        client.say = said.append
+        assert await ask(client) == (ANSWER, ["a", "c"])
+        assert said.count("waiting for the first token") == 1
 
 
 async def test_only_the_peers_that_the_user_trusts_are_used(autojump_clock: MockClock) -> None:
