@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Final
 
 from shardp2p.cli.output import one_line
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 SHORT_CHARACTERS: Final = 8
 GAP: Final = "  "
@@ -45,6 +46,8 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, r
 
     Columns that are empty in every row are left out, and so are the last ones that no longer fit.
     """
+    from rich.text import Text
+
     widths = [max([len(name), *(len(row[at]) for row in rows)]) for at, name in enumerate(head)]
     shown: list[int] = []
     used = 0

@@ -19,6 +19,8 @@ ID_CHARACTERS: Final = 9
 MAX_CELLS_PER_LAYER: Final = 4
 LEAST_BAR: Final = 16
 TICK_CHARACTERS: Final = 6
+LINES_BESIDE: Final = 8
+"""What stands above and below the bars."""
 MANY: Final = 9
 """More holders than a digit tells."""
 
@@ -37,6 +39,11 @@ LEGEND: Final = (
     (*GONE, "does not answer"),
     (*MISSING, "missing"),
 )
+
+
+def screen_lines(coverage: ModelCoverage, rtts_s: Mapping[PeerId, float], columns: int, rows: int) -> list[Text]:
+    """The view for a screen of that size."""
+    return coverage_lines(coverage, rtts_s, columns, max(1, rows - LINES_BESIDE))
 
 
 def coverage_lines(coverage: ModelCoverage, rtts_s: Mapping[PeerId, float], width: int, most_rows: int) -> list[Text]:

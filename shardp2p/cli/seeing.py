@@ -17,7 +17,8 @@ from shardp2p.cli.client_identity import ClientPlace, client_place
 from shardp2p.cli.process_title import hide_argument
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
-from shardp2p.cli.swarm_views import Sight, directory_view_of, sight_of
+from shardp2p.cli.sight import Sight
+from shardp2p.cli.swarm_views import directory_view_of, sight_of, view_of
 from shardp2p.config import Paths
 from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
 from shardp2p.vocabulary import PeerId, SwarmId
@@ -209,8 +210,6 @@ class _Listener:
         first, self._first = self._first, None
         if self._where.is_directory_alone or not self._others():
             return first if first is not None else await self._ask()
-        from shardp2p.cli.swarm_views import view_of
-
         sight = sight_of(view_of(self._member))
         known = {one.record.peer_id for one in sight.seen}
         answered = () if first is None else (one for one in first.seen if one.is_live)

@@ -23,7 +23,7 @@ print(*sorted({"torch", "transformers", "libp2p", "trio"} & set(sys.modules)), f
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["generate", "--help"], ["--version"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["coverage", "--help"], ["--version"], []])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-c", MODULES, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -34,7 +34,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "up", "generate", "model", "bench"):
+    for command in ("demo", "up", "generate", "coverage", "peers", "status", "plan", "model", "bench"):
         assert f" {command} " in shown
 
 

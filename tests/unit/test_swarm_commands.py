@@ -11,11 +11,12 @@ import pytest
 
 from shardp2p.cli.columns import aligned, clipped, gibibytes, milliseconds, short_peer
 from shardp2p.cli.coverage_view import Bar, coverage_lines, coverage_object
-from shardp2p.cli.peers import peer_lines, peers_object
-from shardp2p.cli.plan_ring import make_plans, plan_lines, plans_object
+from shardp2p.cli.peers_view import peer_lines, peers_object
+from shardp2p.cli.plan_view import make_plans, plan_lines, plans_object
 from shardp2p.cli.seeing import digest_in
+from shardp2p.cli.sight import Sight
 from shardp2p.cli.status import status_lines
-from shardp2p.cli.swarm_views import Sight, sight_of
+from shardp2p.cli.swarm_views import sight_of
 from shardp2p.errors import PeerUnavailableError, RemoteProtocolError
 from shardp2p.scheduler.coverage import ModelCoverage, Seen, SeenModel, coverage_of
 from shardp2p.scheduler.planning import Goal
