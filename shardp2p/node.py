@@ -112,9 +112,9 @@ class Node:
         """Serve a block's layers from now on, beside what is held already.
 
         Blocks on one device share its `budget` for caches; without one, the block has `holding.cache_rows` of its own.
-        `observe` hears of each chunk's live rows, layers and seconds.
+        `observe` hears of each forward's live rows, layers and seconds.
         """
-        from shardp2p.stage.worker import open_on_device  # brings torch
+        from shardp2p.stage.packer import open_on_device  # brings torch
 
         compute = open_on_device(block, device, observe)
         served = HeldBlock(block.layers, holding, block.layer_row_bytes, compute, budget)

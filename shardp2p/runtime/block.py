@@ -177,6 +177,12 @@ class Block:
             logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
 
+    def logits_many(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        """The logits [n, V] of each of several sessions' hidden [n, H], in one product."""
+        if len(hidden) == 1:
+            return [self.logits(hidden[0])]
+        return list(torch.split(self.logits(torch.cat(list(hidden))), [len(rows) for rows in hidden]))
+
     def warm_up(self, tokens: int = 16) -> None:
         """Runs a forward of `tokens` rows and of one row, so that memory taken on first use is taken now."""
         cache = self.new_cache(tokens + 1)

@@ -13,7 +13,7 @@ from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.messages import Open
 
 OpenCompute = Callable[[Open], Awaitable[Compute]]
-"""Takes what a new session needs on the device and gives what computes there; worker.py has it."""
+"""Takes what a new session needs on the device and gives what computes there; packer.py has it."""
 
 
 @dataclass(frozen=True, slots=True)

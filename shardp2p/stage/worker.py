@@ -1,22 +1,20 @@
 """What one session computes on the device: rows in, rows or choices out.
 
-`open_on_device` is the way in. Every method of a worker is called on the device's thread (runtime/device.py), one at a
-time.
+packer.py calls it, and is the way in. Every method of a worker is called on the device's thread (runtime/device.py),
+one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 from shardp2p.errors import RemoteProtocolError
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.choose import choose
-from shardp2p.runtime.device import DeviceThread
+from shardp2p.runtime.packing import Part
 from shardp2p.runtime.penalties import TokenCounts
-from shardp2p.stage.holding import OpenCompute
-from shardp2p.stage.live import Compute
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import Position, SamplingParams, Token
 from shardp2p.wire.messages import Activations, Chunk, Open, Scheme, Verdict
@@ -24,38 +22,6 @@ from shardp2p.wire.tensor import TORCH_DTYPES, Tensor, decode_tensor, encode_ten
 
 MAX_COMPUTE_US = 2**64 - 1
 """The largest sum that goes on; what the previous stages claim may be anything up to it."""
-
-
-Observe = Callable[[int, int, float], None]
-"""Hears of each computed chunk: its live rows, the layers that ran, and the seconds that they took."""
-
-
-def open_on_device(block: Block, device: DeviceThread, observe: Observe | None = None) -> OpenCompute:
-    """What opens a session's cache and worker over `block`, computing in `device`."""
-
-    async def open_compute(request: Open) -> Compute:
-        worker = await device.run(_new_worker, block, request)
-
-        async def compute(work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
-            message = await device.run(worker.run, work, tokens)
-            if observe is not None:
-                before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
-                observe(len(work.rows), len(request.layers), (message.compute_us - before) / 1e6)
-            return message
-
-        return compute
-
-    return open_compute
-
-
-def _new_worker(block: Block, request: Open) -> SessionWorker:
-    return SessionWorker(
-        block if request.layers == block.layers else block.part(request.layers),
-        cache_rows=request.cache_rows,
-        sampling=request.sampling or SamplingParams(),
-        prompt_tokens=request.prompt_tokens,
-        wire_scheme=request.wire_scheme,
-    )
 
 
 class SessionWorker:
@@ -71,23 +37,57 @@ class SessionWorker:
         self._scheme = wire_scheme
         self._counts: list[TokenCounts] = []  # by cache row; only where penalties need them
 
-    def run(self, work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
-        """Run a chunk's live rows. `tokens` are the ids of `work.rows` where penalties need them, else empty.
+    @classmethod
+    def of(cls, block: Block, request: Open) -> SessionWorker:
+        """The worker that `request` asks for, over the block's layers or some of them.
+
+        Raises: OverloadedError when the device has no memory for the cache.
+        """
+        return cls(
+            block if request.layers == block.layers else block.part(request.layers),
+            cache_rows=request.cache_rows,
+            sampling=request.sampling or SamplingParams(),
+            prompt_tokens=request.prompt_tokens,
+            wire_scheme=request.wire_scheme,
+        )
+
+    @property
+    def block(self) -> Block:
+        """The layers that run; workers of the same layers may share a forward."""
+        return self._block
+
+    def prepare(self, work: Work) -> Part | None:
+        """A chunk's live rows for `Block.forward_many`, which comes next; None when no row is alive.
 
         Raises: RemoteProtocolError for inputs that do not fit the model.
         """
-        started = perf_counter()
         if work.keep is not None:
             first, rows = work.keep
             self._cache.keep(rows, first)
             if self._counts:
                 self._counts[first:] = [self._counts[row] for row in rows]
-        hidden = None
-        if work.rows:
-            inputs = self._inputs(work)
-            hidden = self._block.forward(inputs, self._cache, RowBatch(work.cache_parents, work.positions))
+        if not work.rows:
+            return None
+        return self._block.prepare(self._inputs(work), self._cache, RowBatch(work.cache_parents, work.positions))
+
+    def wanted(self, work: Work, hidden: Tensor) -> Tensor | None:
+        """The rows [n, H] of what the block made of a chunk whose logits are needed; None when there are none."""
+        wanted = _wanted(work)
+        if not self._block.is_last or not wanted:
+            return None
+        return hidden if len(wanted) == len(work.rows) else hidden[wanted]
+
+    def finish(
+        self, work: Work, tokens: Sequence[Token], hidden: Tensor | None, logits: Tensor | None, spent_s: float
+    ) -> Activations | Verdict:
+        """What goes on: hidden [T, H] of the live rows, or the choices that their logits [n, V] make.
+
+        `tokens` are the ids of `work.rows` where penalties need them, else empty. `spent_s` is what the chunk has cost
+        before, and goes on with it.
+        """
+        started = perf_counter() - spent_s
         if self._block.is_last:
-            choices = self._choose(work, tokens, hidden)
+            choices = self._choose(work, tokens, logits)
             return Verdict(work.ref, work.arrival.quiet, choices, self._compute_us(work, started))
         frame = None if hidden is None else encode_tensor(hidden, self._scheme)
         a = work.arrival
@@ -115,14 +115,13 @@ class SessionWorker:
         hidden = decode_tensor(frame, self._block.dtype, self._block.device)
         return hidden if len(work.inputs) == frame.shape[0] else hidden[list(work.inputs)]
 
-    def _choose(self, work: Work, tokens: Sequence[Token], hidden: Tensor | None) -> tuple[Token | None, ...]:
+    def _choose(self, work: Work, tokens: Sequence[Token], logits: Tensor | None) -> tuple[Token | None, ...]:
         """The choice after each row from `quiet` on, None for the skipped ones."""
         if tokens:
             self._count(work, tokens)
-        wanted = [at for at, row in enumerate(work.rows) if row >= work.arrival.quiet]
+        wanted = _wanted(work)
         chosen: dict[int, Token] = {}
-        if hidden is not None and wanted:
-            logits = self._block.logits(hidden if len(wanted) == len(work.rows) else hidden[wanted])
+        if logits is not None:
             positions = [Position(work.positions[at] + 1) for at in wanted]
             first = len(self._counts) - len(work.rows)
             history = [self._counts[first + at] for at in wanted] if self._counts else None
@@ -134,3 +133,8 @@ class SessionWorker:
         for parent, position, token in zip(work.cache_parents, work.positions, tokens, strict=True):
             before = self._counts[parent] if parent >= 0 else TokenCounts()
             self._counts.append(before.after(token, is_generated=position >= self._prompt_tokens))
+
+
+def _wanted(work: Work) -> list[int]:
+    """Where the rows that need a choice lie among the live ones."""
+    return [at for at, row in enumerate(work.rows) if row >= work.arrival.quiet]

@@ -7,6 +7,7 @@ or a wrong compaction changes whatever comes after. Numbers stay below 2^24, whe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, TypeVarTuple
 
 import torch
@@ -42,6 +43,15 @@ class FakeCache:
         self.rows = [(numbers[parent], position, sums) for parent, position, sums in (self.rows[r] for r in rows)]
 
 
+@dataclass
+class FakePart:
+    """One session's part of a forward."""
+
+    inputs: Tensor
+    cache: FakeCache
+    rows: RowBatch
+
+
 class FakeBlock:
     """Layers [a, b) of the fake model, with the part of Block's interface that SessionWorker uses."""
 
@@ -69,10 +79,18 @@ class FakeBlock:
             raise RemoteProtocolError(f"a token is outside the vocabulary of {self.vocab_size}")
         return torch.tensor(tokens, dtype=torch.int64)
 
-    def forward(self, inputs: Tensor, cache: FakeCache, rows: RowBatch) -> Tensor:
-        """tokens [T] or hidden [T, 1] → hidden [T, 1]."""
+    def prepare(self, inputs: Tensor, cache: FakeCache, rows: RowBatch) -> FakePart:
+        """tokens [T] or hidden [T, 1], for `forward_many`."""
         if len(cache.rows) + len(rows.parents) > cache.capacity_rows:
             raise LocalProtocolError("the cache has no room")
+        return FakePart(inputs, cache, rows)
+
+    def forward_many(self, parts: Sequence[FakePart]) -> list[Tensor]:
+        """The hidden [T, 1] of each."""
+        return [self.forward(part.inputs, part.cache, part.rows) for part in parts]
+
+    def forward(self, inputs: Tensor, cache: FakeCache, rows: RowBatch) -> Tensor:
+        """tokens [T] or hidden [T, 1] → hidden [T, 1]."""
         hidden = []
         for value, parent, position in zip(inputs.flatten().tolist(), rows.parents, rows.positions, strict=True):
             above = cache.rows[parent] if parent >= 0 else (-1, -1, (0,) * len(self.layers))
@@ -91,6 +109,9 @@ class FakeBlock:
         x = hidden.to(torch.int64)
         j = torch.arange(self.vocab_size)
         return ((x * (2 * j + 17) + j * j * 40_503) % 1_009) / 250.0
+
+    def logits_many(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        return [self.logits(each) for each in hidden]
 
 
 class InlineDevice:
