@@ -22,7 +22,7 @@ from shardp2p.identity.join import parse_join
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.swarm_children import JoinedPeer, PeerOptions, SwarmChildren, joined_swarm
-from shardp2p.member import Member, open_member
+from shardp2p.member import open_member
 from shardp2p.runtime.reference import Reference
 from shardp2p.runtime.tokenizer import Tokenizer
 from shardp2p.swarm_client import SwarmClient
@@ -57,11 +57,11 @@ def questions() -> Questions:
 
 
 @asynccontextmanager
-async def client_of(swarm: SwarmChildren, directory: Path) -> AsyncIterator[tuple[Member, SwarmClient]]:
+async def client_of(swarm: SwarmChildren, directory: Path) -> AsyncIterator[SwarmClient]:
     identity, model = Identity.generate(), ModelStore(MODELS_DIR).resolve("smollm2")
     joined = JoinedSwarms(directory).join(parse_join(swarm.token), identity, time.time())
     async with open_member(identity, joined, is_listener=True) as member:
-        yield member, SwarmClient(member, model.name, model.manifest)
+        yield SwarmClient(member, model.name, model.manifest)
 
 
 async def ask(client: SwarmClient, prompt: Sequence[Token]) -> tuple[Token, ...]:
@@ -114,7 +114,7 @@ async def test_eight_peers_that_start_at_once_cover_the_model_and_answer(
         # What they hold together would go once or more often around the model; no layer has fewer than that.
         assert min(by_layer) >= max(1, sum(by_layer) // LAYERS - 1)
         assert max(by_layer) - min(by_layer) <= 2
-        async with client_of(swarm, tmp_path) as (_, client):
+        async with client_of(swarm, tmp_path) as client:
             for prompt, answer in zip(questions.prompts, questions.answers, strict=True):
                 with trio.fail_after(120):
                     assert await ask(client, prompt) == answer
@@ -130,22 +130,19 @@ class Tally:
         self.failed: list[str] = []
 
 
-async def keep_asking(
-    client: SwarmClient, questions: Questions, first: int, tally: Tally, scope: trio.CancelScope
-) -> None:
+async def keep_asking(client: SwarmClient, questions: Questions, first: int, tally: Tally) -> None:
     number = first
-    with scope:
-        while True:
-            at = number % len(questions.prompts)
-            number += 1
-            try:
-                answer = await ask(client, questions.prompts[at])
-            except CLEAR as error:
-                tally.failed.append(error.message)
-                await trio.sleep(0.2)
-            else:
-                assert answer == questions.answers[at]
-                tally.exact += 1
+    while True:
+        at = number % len(questions.prompts)
+        number += 1
+        try:
+            answer = await ask(client, questions.prompts[at])
+        except CLEAR as error:
+            tally.failed.append(error.message)
+            await trio.sleep(0.2)
+        else:
+            assert answer == questions.answers[at]
+            tally.exact += 1
 
 
 async def change(swarm: SwarmChildren, rng: Random) -> str:
@@ -170,28 +167,20 @@ async def test_requests_are_exact_or_fail_clearly_while_peers_come_and_go(
     questions: Questions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng, tally, steps = Random(20), Tally(), []
-    async with (
-        joined_swarm(MEMORY, OPTIONS) as swarm,
-        client_of(swarm, tmp_path) as (member, client),
-        trio.open_nursery() as nursery,
-    ):
-        scope = trio.CancelScope()
-        for first in range(2):
-            nursery.start_soon(keep_asking, client, questions, first, tally, scope)
-        for _ in range(STEPS):
-            steps.append(await change(swarm, rng))
-            await trio.sleep(rng.uniform(0.5, 4.0))
-        scope.cancel()
+    async with joined_swarm(MEMORY, OPTIONS) as swarm, client_of(swarm, tmp_path) as client:
+        async with trio.open_nursery() as asking:
+            for first in range(2):
+                asking.start_soon(keep_asking, client, questions, first, tally)
+            for _ in range(STEPS):
+                steps.append(await change(swarm, rng))
+                await trio.sleep(rng.uniform(0.5, 4.0))
+            asking.cancel_scope.cancel()
         # What is left settles by itself, and serves again.
         await wait_complete(swarm, within_s=180)
         with trio.fail_after(120):
             assert await ask(client, questions.prompts[0]) == questions.answers[0]
-        nursery.cancel_scope.cancel()
     assert tally.exact >= 3
     assert all(len(message) > 20 for message in tally.failed)
     with capsys.disabled():
-        print(
-            f"\n{' '.join(steps)}: {tally.exact} exact, {len(tally.failed)} failed",
-            *sorted(set(tally.failed))[:5],
-            sep="\n  ",
-        )
+        print(f"\n{' '.join(steps)}: {tally.exact} exact, {len(tally.failed)} failed")
+        print(*sorted(set(tally.failed))[:5], sep="\n")
