@@ -52,7 +52,7 @@ class Where:
     """Which swarm a command means, and how it should look.
 
     `join` and `peers` are as of `up`; a model's full `digest` lets the directory be asked for its holders alone.
-    `is_directory_alone` leaves gossip aside; with `needs_links` a new listener measures its way to the others first.
+    `is_directory_alone` leaves gossip aside; with `needs_links` a new listener measures its way to those that gossip shows first.
     """
 
     paths: Paths
@@ -200,7 +200,7 @@ class _Listener:
         if self._first is None and (self._where.is_directory_alone or not self._others()):
             raise PeerUnavailableError(await self._member.explain_silence())
         await self._settle()
-        if self._where.needs_links:
+        if self._where.needs_links and not self._where.is_directory_alone:
             with trio.move_on_after(MEASURED_S):
                 while not self._is_measured():  # noqa: ASYNC110 - links are values and wake nobody
                     await trio.sleep(POLL_S)
@@ -273,4 +273,4 @@ class _Listener:
 
         measured = {link.peer for link in self._member.links.snapshot(trio.current_time())}
         others = self._others()
-        return len(measured.intersection(others)) >= min(len(others), MEASURED_PEERS)
+        return bool(others) and len(measured.intersection(others)) >= min(len(others), MEASURED_PEERS)
