@@ -52,7 +52,7 @@ class Where:
     """Which swarm a command means, and how it should look.
 
     `join` and `peers` are as of `up`; a model's full `digest` lets the directory be asked for its holders alone.
-    `is_directory_alone` leaves gossip aside; with `needs_links` a new listener measures its way to those that gossip shows first.
+    `is_directory_alone` leaves gossip aside; with `needs_links` a new listener first measures its way to the others.
     """
 
     paths: Paths
