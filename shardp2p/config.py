@@ -29,6 +29,9 @@ from shardp2p.vocabulary import DType, LayerRange, ModelId, parse_bytes, parse_r
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+COMPUTE_DEFAULTS: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
+"""What `prepare_compute` sets."""
+
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -150,7 +153,19 @@ def prepare_compute() -> None:
     Idle OpenMP threads sleep instead of spinning (OMP_WAIT_POLICY): a ring's stages compute in turn, often on one
     machine, and a stage that waits must not take the cores of the one that works. What the user set stays.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for name, value in COMPUTE_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def environment_now() -> dict[str, str]:
+    """This process's environment, as another one is to have it."""
+    return dict(os.environ)
+
+
+def replace_environment(values: Mapping[str, str]) -> None:
+    """Give this process `values` as its whole environment, as if it had been started with them."""
+    os.environ.clear()
+    os.environ.update(values)
 
 
 def with_flags(settings: UpSettings, **flags: Any) -> UpSettings:

@@ -1,16 +1,19 @@
 """Processes that we start and end: each lives no longer than the context that started it, nor than we do.
 
 A child has a pipe as its standard input and is to leave when that ends, so that a killed parent leaves none behind.
+Peers are forked from a process that has imported what they need, where that can be (docs/decisions/0011).
 """
 
 from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import trio
 
@@ -22,6 +25,7 @@ from shardp2p.errors import (
     RemoteProtocolError,
     ShardError,
 )
+from shardp2p.lab.forking import Forked, fork_with_pipes, prepare_forking
 
 STOP_S = 1.0
 """How long a child may take to end after SIGINT, before it is killed: less than a command has that is interrupted."""
@@ -36,10 +40,51 @@ _KINDS: Mapping[int, type[ShardError]] = {
 }
 
 
-class Child:
-    """A running process that we talk to in lines. Made by `Children.start`."""
+class _Process(Protocol):
+    """What we need of a process: trio.Process has it, and so has a forked one."""
 
-    def __init__(self, name: str, process: trio.Process, log: Path) -> None:
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> trio.abc.SendStream | None: ...
+    @property
+    def stdout(self) -> trio.abc.ReceiveStream | None: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: signal.Signals | int, /) -> None: ...
+    def kill(self) -> None: ...
+    async def wait(self) -> int: ...
+
+
+class _ForkedProcess:
+    """A forked process as trio.Process shows one that it started."""
+
+    def __init__(self, forked: Forked, stdin: int, stdout: int) -> None:
+        self._forked = forked
+        self._is_awaited = trio.Lock()
+        self.pid = forked.pid
+        self.stdin = trio.lowlevel.FdStream(stdin)
+        self.stdout = trio.lowlevel.FdStream(stdout)
+        self.poll = forked.poll
+        self.send_signal = forked.send_signal
+        self.kill = forked.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.returncode
+
+    async def wait(self) -> int:
+        async with self._is_awaited:  # trio lets one task wait for a descriptor
+            while (exit_code := self._forked.poll()) is None:
+                await trio.lowlevel.wait_readable(self._forked.control)
+        return exit_code
+
+
+class Child:
+    """A running process that we talk to in lines. Made by `Children.start` and `start_peer`."""
+
+    def __init__(self, name: str, process: _Process, log: Path) -> None:
         self._name = name
         self._process = process
         self._log = log
@@ -120,13 +165,14 @@ class Children:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._all: list[Child] = []
+        self._logs = 0
 
     async def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
         """Start `command`; errors call it `name`. Without an `environment` it has ours.
 
         It is in a process group of its own: a Ctrl-C reaches us, and we end the children in order.
         """
-        log = self.directory / f"{len(self._all)}.log"
+        log = self._new_log()
         with log.open("wb") as stderr:
             process = await trio.lowlevel.open_process(
                 command,
@@ -136,6 +182,27 @@ class Children:
                 process_group=0,
                 env=environment,
             )
+        return self._add(name, process, log)
+
+    async def start_peer(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> Child:
+        """Start `shardp2p` with these arguments, as `start` would, in a small part of the time.
+
+        It is forked where that can be, and else started like any command. The first one takes seconds.
+        """
+        if await trio.to_thread.run_sync(prepare_forking, abandon_on_cancel=True):
+            log = self._new_log()
+            forked = await trio.to_thread.run_sync(_fork_peer, arguments, log, environment)
+            if forked is not None:
+                return self._add(name, _ForkedProcess(*forked), log)
+        return await self.start(name, peer_command(arguments), environment)
+
+    def _new_log(self) -> Path:
+        self._logs += 1
+        return self.directory / f"{self._logs}.log"
+
+    def _add(self, name: str, process: _Process, log: Path) -> Child:
         child = Child(name, process, log)
         self._all.append(child)
         return child
@@ -145,6 +212,18 @@ class Children:
         async with trio.open_nursery() as nursery:
             for child in self._all:
                 nursery.start_soon(child.stop)
+
+
+def peer_command(arguments: Sequence[str]) -> list[str]:
+    """What starts `shardp2p` with these arguments as a user would, with this installation."""
+    return [sys.executable, "-P", "-m", "shardp2p", *arguments]
+
+
+def _fork_peer(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None
+) -> tuple[Forked, int, int] | None:
+    with log.open("wb") as stderr:
+        return fork_with_pipes("shardp2p", arguments, stderr.fileno(), environment)
 
 
 @asynccontextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +14,7 @@ from typing import Any
 import trio
 
 from shardp2p.errors import ConfigError, LocalProtocolError, ShardError, first_of
-from shardp2p.lab.children import Child, Children, open_children
+from shardp2p.lab.children import Child, open_children, peer_command
 from shardp2p.vocabulary import DType, LayerRange, PeerId
 from shardp2p.weights.source import Progress, no_progress
 
@@ -60,25 +59,30 @@ async def local_swarm(
     data_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
+    are_forked: bool = True,
 ) -> AsyncIterator[tuple[StageProcess, ...]]:
     """A process for each of `splits`, in that order, all started at once and all ready; they end with the context.
 
-    `threads` is how many each one computes with, 0: as many as torch likes. Leaving the context, cancelled or not,
+    `threads` is how many each one computes with, 0: as many as torch likes. Processes that are not forked share no
+    memory with others, for those who measure it. Leaving the context, cancelled or not,
     takes a little more than `children.STOP_S` at most.
     Raises: the error with which the first stage failed that could not start.
     """
     async with open_children() as children:
-        yield await _start_all(children, model, splits, dtype, threads, data_dir, environment, progress)
+
+        async def start(name: str, layers: LayerRange, identity: Path) -> Child:
+            arguments = _up(model, layers, dtype, threads, identity, data_dir)
+            if are_forked:
+                return await children.start_peer(name, arguments, environment)
+            return await children.start(name, peer_command(arguments), environment)
+
+        yield await _start_all(children.directory, splits, start, progress)
 
 
 async def _start_all(
-    children: Children,
-    model: str,
+    directory: Path,
     splits: Sequence[LayerRange],
-    dtype: DType,
-    threads: int,
-    data_dir: Path | None,
-    environment: Mapping[str, str] | None,
+    start_stage: Callable[[str, LayerRange, Path], Awaitable[Child]],
     progress: Progress,
 ) -> tuple[StageProcess, ...]:
     what = f"starting {len(splits)} peers" if len(splits) > 1 else "starting a peer"
@@ -87,9 +91,7 @@ async def _start_all(
 
     async def start(index: int, layers: LayerRange) -> None:
         name = f"stage {index + 1} of {len(splits)} (layers {layers})"
-        identity = children.directory / f"{index}.key"
-        command = _up(model, layers, dtype, threads, identity, data_dir)
-        child = await children.start(name, command, environment)
+        child = await start_stage(name, layers, directory / f"{index}.key")
         ready[index] = _read_ready(child, layers, await child.read_line())
         progress(what, len(ready), len(splits))
 
@@ -108,8 +110,8 @@ async def _start_all(
 def _up(
     model: str, layers: LayerRange, dtype: DType, threads: int, identity: Path, data_dir: Path | None
 ) -> tuple[str, ...]:
-    """The command that a user would type for a stage, and what ties the process to us."""
-    command = [sys.executable, "-P", "-m", "shardp2p", "up", "--model", model, "--layers", str(layers)]
+    """What a user would type for a stage after `shardp2p`, and what ties the process to us."""
+    command = ["up", "--model", model, "--layers", str(layers)]
     command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--dtype", dtype, "--threads", str(threads)]
     command += ["--identity", str(identity), "--json", "--exit-on-stdin-close"]
     if data_dir is not None:

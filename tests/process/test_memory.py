@@ -25,7 +25,8 @@ def peak_bytes(pid: int) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_stage_grows_by_little_more_than_its_layers(dtype: DType) -> None:
     data_dir = smollm2_directory().parent.parent
-    async with local_swarm("smollm2", even_splits(30, 3), dtype=dtype, threads=1, data_dir=data_dir) as stages:
+    splits = even_splits(30, 3)
+    async with local_swarm("smollm2", splits, dtype=dtype, threads=1, data_dir=data_dir, are_forked=False) as stages:
         for stage in stages:
             assert stage.layer_bytes <= stage.load_growth_bytes <= GROWTH_LIMIT * stage.layer_bytes
         # The growth is each process's own claim: what the kernel's books say beside it must be the same for all.
