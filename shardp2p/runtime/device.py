@@ -79,6 +79,10 @@ class DeviceThread:
         result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         return result
 
+    def linger(self, event: threading.Event, seconds: float) -> None:
+        """For a call that waits inside: returns when `event` is set, at the latest after `seconds`."""
+        event.wait(seconds)
+
     def close(self) -> None:
         """Ends the thread after the calls that it has; waits for it, at most as long as they take. Idempotent."""
         self._is_closed = True

@@ -1,12 +1,15 @@
 """Chunks of different sessions that wait for one block, taken up together. `open_on_device` is the way in.
 
 Each session's task asks for a turn in the device's thread, as if it computed alone. The first turn that comes takes up
-its own chunk and those of the sessions behind it, which find theirs done when their turns come. So nothing waits for
-company, and nobody's result is later for having it. docs/decisions/0011-packed-sessions.md.
+its own chunk and those of the sessions behind it, which find theirs done when their turns come. It lingers for a moment
+where the sessions of the last forward are due back: groups that alternate become one. A session that has the device to
+itself never waits. docs/decisions/0011-packed-sessions.md.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +40,9 @@ that whoever came before it has its result as soon as without it."""
 JOINING_ROWS: Final = 128
 """Rows that join the first chunk of a forward, all together: beyond, arithmetic takes the time and little is saved."""
 
+LINGER_SHARE: Final = 0.25
+"""Of the last forward's time: how long the next may wait for sessions of it. Missing them costs a whole forward."""
+
 Observe = Callable[[int, int, float], None]
 """Hears of each forward: its live rows, those of all its sessions together, the layers that ran, and the seconds."""
 
@@ -46,14 +52,39 @@ def open_on_device(block: Block, device: DeviceThread, observe: Observe | None =
     packer = Packer(device, observe)
 
     async def open_compute(request: Open) -> Compute:
-        worker = await device.run(SessionWorker.of, block, request)
+        worker, seat = await device.run(SessionWorker.of, block, request), Seat()
 
         async def compute(work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
-            return await packer.run(worker, work, tokens)
+            return await packer.run(worker, seat, work, tokens)
 
         return compute
 
     return open_compute
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """When a session comes and goes. `pause_s`: about how long it is away between two chunks."""
+
+    is_away: bool = False
+    left_at: float = 0.0
+    pause_s: float = math.inf
+
+    def come(self, now: float) -> None:
+        """Its next chunk is here."""
+        if self.is_away:
+            pause_s = now - self.left_at
+            self.pause_s = pause_s if self.pause_s == math.inf else (self.pause_s + pause_s) / 2
+        self.is_away = False
+
+    def leave(self, now: float) -> None:
+        """Its chunk is done."""
+        self.is_away, self.left_at = True, now
+
+    @property
+    def is_due_at(self) -> float:
+        """When it is sure to be back, if it goes on as before."""
+        return self.left_at + 2 * self.pause_s
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +95,7 @@ class _Turn:
     """
 
     worker: SessionWorker
+    seat: Seat
     work: Work
     tokens: Sequence[Token]
     is_wanted: bool = True
@@ -82,8 +114,14 @@ class Packer:
         self._device = device
         self._observe = observe
         self._waiting: deque[_Turn] = deque()  # at most one of each session; in the order of their calls to the device
+        self._arrived = threading.Event()
+        self._latest: list[Seat] = []  # of the last forward; without the workers, whose caches may be gone
+        self._latest_s = 0.0
+        self._ended_at = 0.0
 
-    async def run(self, worker: SessionWorker, work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
+    async def run(
+        self, worker: SessionWorker, seat: Seat, work: Work, tokens: Sequence[Token]
+    ) -> Activations | Verdict:
         """What a chunk comes to. `tokens`: the ids of `work.rows` where penalties need them, else empty.
 
         Cancelled as DeviceThread.run is: before its turn the chunk is left out, later it is computed to its end.
@@ -92,8 +130,10 @@ class Packer:
         """
         # Between this checkpoint and the device's queue no other task runs: both have the same order.
         await trio.lowlevel.checkpoint_if_cancelled()
-        turn = _Turn(worker, work, tokens)
+        turn = _Turn(worker, seat, work, tokens)
+        seat.come(perf_counter())
         self._waiting.append(turn)
+        self._arrived.set()
         try:
             await self._device.run(self._take_turn, turn)
         finally:
@@ -106,8 +146,28 @@ class Packer:
 
     def _take_turn(self, turn: _Turn) -> None:
         """In the device's thread: whatever waits, `turn` the first, unless an earlier turn has taken it along."""
-        if turn.result is None:
-            _compute(self._take_up())
+        if turn.result is not None:
+            return
+        self._linger()
+        started = perf_counter()
+        turns = self._take_up()
+        _compute(turns)
+        self._ended_at = perf_counter()
+        self._latest_s = self._ended_at - started
+        self._latest = [turn.seat for turn in turns]
+        for seat in self._latest:
+            seat.leave(self._ended_at)
+
+    def _linger(self) -> None:
+        """Waits for the sessions of the last forward that are due back in a moment, if any."""
+        limit = self._ended_at + LINGER_SHARE * self._latest_s
+        while True:
+            self._arrived.clear()
+            dues = [seat.is_due_at for seat in self._latest if seat.is_away]
+            wait_s = max((due for due in dues if due <= limit), default=0.0) - perf_counter()
+            if wait_s <= 0:
+                return
+            self._device.linger(self._arrived, wait_s)
 
     def _take_up(self) -> list[_Turn]:
         """The first turn that waits and those that may join it. The others stay, in their order."""

@@ -127,6 +127,9 @@ class InlineDevice:
                 await trio.sleep(self.compute_s)
             return function(*args)
 
+    def linger(self, event: object, seconds: float) -> None:
+        """Not at all: nothing can come in the meantime."""
+
 
 def fake_reference(
     prompt: Sequence[Token],
