@@ -18,6 +18,7 @@ from shardp2p.weights.store import StoredModel
 
 if TYPE_CHECKING:
     from shardp2p.coordinator.request import GenerationRequest
+    from shardp2p.member import Member
     from shardp2p.scheduler.plan import Plan
     from shardp2p.swarm_client import SwarmClient, Terms
 
@@ -30,24 +31,42 @@ async def open_swarm_asker(
     import trio
 
     with quick_imports():
+        import shardp2p.swarm_client  # noqa: F401
         from shardp2p.member import open_member
-        from shardp2p.swarm_client import SwarmClient
 
     near = await trio.to_thread.run_sync(_peers_of_this_machine, paths, place.joined.swarm)
     async with open_member(
         place.identity, place.joined, peers=(*wish.peers, *near), kept=place.kept, is_listener=True
     ) as member:
-        client = SwarmClient(member, model.name, model.manifest)
-        asker = Asker(_Swarm(client, wish), wish, model)
-        if not wish.local_layers:
-            yield asker
-            return
-        with open_device() as device:
-            with progress_bar() as report:
-                client.say = _sayer(report)
-                dtype = await client.find_dtype()
-            await hold_first(member.node, device, wish.local_layers, model, dtype, cache_rows)
-            yield asker
+        try:
+            async with _open_asker(member, wish, model, cache_rows) as asker:
+                yield asker
+        finally:
+            _keep_met(member, place)
+
+
+@asynccontextmanager
+async def _open_asker(member: Member, wish: Wish, model: StoredModel, cache_rows: int) -> AsyncIterator[Asker]:
+    from shardp2p.swarm_client import SwarmClient
+
+    client = SwarmClient(member, model.name, model.manifest)
+    asker = Asker(_Swarm(client, wish), wish, model)
+    if not wish.local_layers:
+        yield asker
+        return
+    with open_device() as device:
+        with progress_bar() as report:
+            client.say = _sayer(report)
+            dtype = await client.find_dtype()
+        await hold_first(member.node, device, wish.local_layers, model, dtype, cache_rows)
+        yield asker
+
+
+def _keep_met(member: Member, place: ClientPlace) -> None:
+    """Keep where peers are now, for the next command; where nobody was met, what was kept stays."""
+    met = [record.addresses[0] for record in member.live() if record.addresses]
+    if met:
+        place.kept.keep_met(member.swarm, met)
 
 
 class _Swarm:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +59,7 @@ def client_place(join: str | None, paths: Paths) -> Iterator[ClientPlace | None]
             raise ConfigError(f"clients here have joined several swarms ({names}); say which with --join TOKEN|FILE")
         members = {key: found[0] for key, found in places.items() if found}
         key = _take(list(members), stack)
-        yield ClientPlace(key.identity, members[key], kept)
+        yield _place(key, members[key], kept)
 
 
 def join_clients(join: Join, given: str, paths: Paths, now_s: float) -> None:
@@ -96,7 +96,13 @@ def _newly_joined(given: str, keys: Sequence[_Key], paths: Paths, now_s: float, 
     asked_by_key = {key: one for key in keys if (one := _for_client(asked, given, key, paths, now_s)) is not None}
     key = _take(list(asked_by_key) or [_only(asked, keys)], stack)
     join_clients(asked, given, paths, now_s)
-    return ClientPlace(key.identity, kept.join(asked_by_key.get(key, asked), key.identity, now_s), kept)
+    return _place(key, kept.join(asked_by_key.get(key, asked), key.identity, now_s), kept)
+
+
+def _place(key: _Key, joined: JoinedSwarm, kept: JoinedSwarms) -> ClientPlace:
+    """The place, with the addresses at which clients met peers last beside those of the token."""
+    peers = tuple(dict.fromkeys((*joined.peers, *kept.met(joined.swarm))))
+    return ClientPlace(key.identity, replace(joined, peers=peers), kept)
 
 
 def _only(asked: Join, keys: Sequence[_Key]) -> _Key:

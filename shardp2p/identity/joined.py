@@ -2,6 +2,7 @@
 
     swarms/SWARM_ID/PEER_ID.json  the place of one of this user's peers; no secret, since it is bound to its key
     swarms/SWARM_ID/revocations   the owner's revocations, in base64, one in a line
+    swarms/SWARM_ID/met           addresses of peers that clients met last, one in a line: those of a token may be old
 
 Processes share the revocations: `swarm revoke` adds one, a running peer finds it by `refresh`, and adds what it hears
 by `keep`.
@@ -12,13 +13,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from shardp2p.errors import ConfigError, IntegrityError, OverloadedError, RemoteProtocolError
-from shardp2p.identity.join import Join, OpenSwarm
+from shardp2p.identity.join import MAX_PEERS, Join, OpenSwarm, check_peer_address
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership
 from shardp2p.identity.private_file import append_lines, read_lines, write_private
@@ -88,6 +90,19 @@ class JoinedSwarms:
             except ValueError:
                 log.warning("revocation_damaged", swarm=swarm, line=number)
         return tuple(found)
+
+    def met(self, swarm: SwarmId) -> tuple[str, ...]:
+        """Where clients met peers of the swarm last; a damaged line is left out."""
+        found = []
+        for line in read_lines(self._root / swarm / "met")[:MAX_PEERS]:
+            with suppress(ConfigError):
+                found.append(check_peer_address(line))
+        return tuple(found)
+
+    def keep_met(self, swarm: SwarmId, addresses: Iterable[str]) -> None:
+        """Keep where peers were met, the first MAX_PEERS of them. Raises: ConfigError when they cannot be written."""
+        lines = [f"{address}\n" for address in list(addresses)[:MAX_PEERS]]
+        write_private(self._root / swarm / "met", "".join(lines).encode("ascii"))
 
     def keep(self, membership: Membership) -> None:
         """Keep what a running peer has heard. Raises: ConfigError."""

@@ -134,6 +134,18 @@ def test_of_several_swarms_one_must_be_named(paths: Paths) -> None:
     assert take(other, paths)
 
 
+def test_peers_that_were_met_are_dialled_beside_those_of_the_token(paths: Paths) -> None:
+    take(bearer(peers=(ADDRESS,)), paths)
+    kept, swarm = JoinedSwarms(paths.swarms_dir), SwarmId(OWNER.peer_id)
+    met = [f"/ip4/192.0.2.7/tcp/{port}/p2p/{peer(port).peer_id}" for port in range(1, 30)]
+    kept.keep_met(swarm, [ADDRESS, *met])
+    with (paths.swarms_dir / swarm / "met").open("r+") as lines:
+        lines.write("damaged ")
+    with client_place(None, paths) as place:
+        assert place is not None
+        assert place.joined.peers == (ADDRESS, *met[:15])
+
+
 def test_another_trouble_than_being_taken_is_told_as_it_is(paths: Paths) -> None:
     take(bearer(), paths)
     path = key_files(paths)[0]
