@@ -1,0 +1,99 @@
+"""A running peer answers the other commands of its user, and nobody else's."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError
+from shardp2p.gateway.local import MAX_REQUEST_BYTES, SUFFIX, ask_local, open_local, running_peers
+from shardp2p.vocabulary import PeerId
+
+PEER = PeerId("12D3KooWFtqdxpkN5ijFFQxXAE8NG2gkDfT3k14rHYYjUMEkdBEb")
+
+
+async def echo(request: Mapping[str, Any]) -> Any:
+    return {"said": request.get("word")}
+
+
+async def refuse(_: Mapping[str, Any]) -> Any:
+    raise OverloadedError("too many ask; try again in a second")
+
+
+ANSWERS = {"echo": echo, "refuse": refuse}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """One whose path is short enough for a socket that a test opens itself."""
+    with tempfile.TemporaryDirectory(prefix="s") as path:
+        yield Path(path)
+
+
+async def ask(directory: Path, what: str, **arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(lambda: ask_local(directory, PEER, what, **arguments))
+
+
+@pytest.mark.parametrize("depth", [1, 9])
+async def test_answers_whoever_runs_as_this_user(tmp_path: Path, depth: int) -> None:
+    directory = tmp_path.joinpath(*["a directory of some length"] * depth)
+    async with open_local(directory, PEER, ANSWERS):
+        assert running_peers(directory) == (PEER,)
+        assert await ask(directory, "echo", word="grüße") == {"said": "grüße"}
+        mode = (directory / f"{PEER}{SUFFIX}").stat().st_mode
+        assert stat.S_IMODE(mode) == 0o600
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert running_peers(directory) == ()
+    assert list(directory.iterdir()) == []
+
+
+async def test_an_error_comes_back_as_its_line(directory: Path) -> None:
+    async with open_local(directory, PEER, ANSWERS):
+        with pytest.raises(ConfigError, match="try again in a second"):
+            await ask(directory, "refuse")
+        with pytest.raises(ConfigError, match="another version"):
+            await ask(directory, "something new")
+
+
+async def test_a_socket_that_a_killed_peer_left_is_no_running_peer_and_is_replaced(directory: Path) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(directory / f"{PEER}{SUFFIX}"))
+    left.close()
+    assert running_peers(directory) == ()
+    with pytest.raises(PeerUnavailableError, match="does not answer"):
+        await ask(directory, "echo")
+    async with open_local(directory, PEER, ANSWERS):
+        assert await ask(directory, "echo", word="again") == {"said": "again"}
+
+
+@pytest.mark.parametrize("garbage", [b"\n", b"\xff\xfe\n", b"[]\n", b'{"ask": []}\n', b"x" * MAX_REQUEST_BYTES])
+async def test_garbage_is_answered_and_harms_nobody(directory: Path, garbage: bytes) -> None:
+    async with open_local(directory, PEER, ANSWERS):
+        stream = await trio.open_unix_socket(str(directory / f"{PEER}{SUFFIX}"))
+        async with stream:
+            await stream.send_all(garbage)
+            assert b"another version" in await stream.receive_some()
+        assert await ask(directory, "echo", word="still here") == {"said": "still here"}
+
+
+async def test_a_command_that_goes_away_harms_nobody(directory: Path) -> None:
+    async with open_local(directory, PEER, ANSWERS):
+        for sent in (b"", b'{"ask": "ec', b'{"ask": "echo"}\n'):
+            stream = await trio.open_unix_socket(str(directory / f"{PEER}{SUFFIX}"))
+            await stream.send_all(sent)
+            await stream.aclose()
+        assert await ask(directory, "echo", word="still here") == {"said": "still here"}
+
+
+async def test_a_place_where_no_socket_can_be_says_so(directory: Path) -> None:
+    (directory / "file").touch()
+    with pytest.raises(ConfigError, match="cannot listen for this machine's commands"):
+        async with open_local(directory / "file", PEER, ANSWERS):
+            pass
