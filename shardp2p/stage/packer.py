@@ -110,9 +110,12 @@ class _Turn:
 class Packer:
     """Runs chunks of the workers of one block, or of some of its layers. A session has one chunk here at a time."""
 
-    def __init__(self, device: DeviceThread, observe: Observe | None = None) -> None:
+    def __init__(
+        self, device: DeviceThread, observe: Observe | None = None, clock: Callable[[], float] = perf_counter
+    ) -> None:
         self._device = device
         self._observe = observe
+        self._clock = clock
         self._waiting: deque[_Turn] = deque()  # at most one of each session; in the order of their calls to the device
         self._arrived = threading.Event()
         self._latest: list[Seat] = []  # of the last forward; without the workers, whose caches may be gone
@@ -131,7 +134,7 @@ class Packer:
         # Between this checkpoint and the device's queue no other task runs: both have the same order.
         await trio.lowlevel.checkpoint_if_cancelled()
         turn = _Turn(worker, seat, work, tokens)
-        seat.come(perf_counter())
+        seat.come(self._clock())
         self._waiting.append(turn)
         self._arrived.set()
         try:
@@ -149,10 +152,10 @@ class Packer:
         if turn.result is not None:
             return
         self._linger()
-        started = perf_counter()
+        started = self._clock()
         turns = self._take_up()
         _compute(turns)
-        self._ended_at = perf_counter()
+        self._ended_at = self._clock()
         self._latest_s = self._ended_at - started
         self._latest = [turn.seat for turn in turns]
         for seat in self._latest:
@@ -164,7 +167,7 @@ class Packer:
         while True:
             self._arrived.clear()
             dues = [seat.is_due_at for seat in self._latest if seat.is_away]
-            wait_s = max((due for due in dues if due <= limit), default=0.0) - perf_counter()
+            wait_s = max((due for due in dues if due <= limit), default=0.0) - self._clock()
             if wait_s <= 0:
                 return
             self._device.linger(self._arrived, wait_s)
