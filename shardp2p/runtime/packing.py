@@ -3,7 +3,7 @@
 A layer's products read the same weights for every row, so one forward of many rows costs little more than of one,
 while attention is a session's own. transformers lets a model's attention go through a registered function: while a
 Pack is current, ours cuts the rows by session and calls the function that the model would have called, once for each.
-docs/decisions/0011-packed-sessions.md.
+docs/decisions/0012-packed-sessions.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each session's task asks for a turn in the device's thread, as if it computed alone. The first turn that comes takes up
 its own chunk and those of the sessions behind it, which find theirs done when their turns come. It lingers for a moment
 where the sessions of the last forward are due back: groups that alternate become one. A session that has the device to
-itself never waits. docs/decisions/0011-packed-sessions.md.
+itself never waits. docs/decisions/0012-packed-sessions.md.
 """
 
 from __future__ import annotations

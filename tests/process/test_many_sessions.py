@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from torch import Tensor
 
 from shardp2p.coordinator.commands import Limits
 from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.errors import OverloadedError
 from shardp2p.identity.keys import Identity
 from shardp2p.node import Node, open_node
+from shardp2p.runtime.block import Block
+from shardp2p.runtime.packing import Part
 from shardp2p.runtime.reference import Reference
 from shardp2p.scheduler.plan import Plan
 from shardp2p.vocabulary import LayerRange, Token
@@ -109,3 +113,35 @@ async def test_what_has_no_room_is_declined_at_once(tiny: Path) -> None:
             await anext(stream)
             with pytest.raises(OverloadedError, match="cache rows are asked for and 24 of 500 are free"):
                 await run(client, plan, asked(0, 200), driver="first")
+
+
+async def test_sessions_at_once_share_forwards_and_are_exact(
+    tiny: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    forward_many = Block.forward_many
+
+    def watched(block: Block, parts: Sequence[Part]) -> list[Tensor]:
+        sizes.append(len(parts))
+        return forward_many(block, parts)
+
+    monkeypatch.setattr(Block, "forward_many", watched)
+    answers: dict[int, tuple[Token, ...]] = {}
+
+    async def ask(client: Node, plan: Plan, number: int) -> None:
+        limits = Limits(max_chunks=1 + number % 3, prefill_tokens=8)
+        draft = ("none", "lookup")[number % 2]
+        answers[number], _ = await run(client, plan, asked(number), limits=limits, driver="first", draft=draft)
+
+    with trio.fail_after(HANG_S):
+        async with (
+            live_ring(tiny, (LayerRange(0, 3), LayerRange(3, 6)), cache_rows=ROWS) as (client, plan),
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(6):
+                nursery.start_soon(ask, client, plan, number)
+    for number in range(6):
+        assert answers[number] == reference.generate(asked(number).prompt_tokens, TOKENS).tokens, number
+    packed = [size for size in sizes if size > 1]
+    assert len(packed) > TOKENS
+    assert sum(packed) > sum(sizes) / 2
