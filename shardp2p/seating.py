@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from shardp2p.errors import ConfigError, LocalProtocolError
 from shardp2p.runtime.budget import Budget
-from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, holders_of, missing_ranges
+from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, counts, holders_of
+from shardp2p.scheduler.options import SPARED
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.sharing import Offer, share
 from shardp2p.scheduler.topology import ModelShape, Topology
@@ -70,17 +72,28 @@ class Seating:
         if not self._models:
             return (), "there is no model on this machine; import one with `shardp2p model import`"
         records = tuple(records)
-        anywhere = self._most(records, topology, stored, is_inner=False)
-        if anywhere is not None and self._takes_missing_end(anywhere[0], records):
-            return anywhere
-        if (end := self._end(records)) is not None:
-            return (end,), f"nobody holds the {'first' if end.layers.start == 0 else 'last'} layer of {end.model}"
+        held = {digest: self._held(digest, records) for digest in self._models}
         # The first and the last layers bring embeddings along, in whose place several inner layers may fit.
-        inner = self._most(records, topology, stored, is_inner=True)
-        found = [choice for choice in (anywhere, inner) if choice is not None]
+        anywhere, inner = (self._most(records, topology, stored, is_inner=is_inner) for is_inner in (False, True))
+        found = [choice for choice in (anywhere, inner, *self._ends(held)) if choice is not None]
         if not found:
             return (), self._nothing_fits()
-        return max(found, key=lambda choice: (self._missing_taken(choice[0], records), self._layers(choice[0])))
+        return max(found, key=lambda choice: self._worth(choice[0], held))
+
+    def _worth(self, seats: Seats, held: Mapping[str, Sequence[int]]) -> tuple[bool, tuple[int, ...], int]:
+        """How much seats are worth beside what others hold. Missing ends come first: few peers have room for those.
+
+        Then the scarcest layers, by how many hold them up to SPARED; then more layers.
+        """
+        after = {digest: list(by_layer) for digest, by_layer in held.items()}
+        takes_missing_end = False
+        for seat in seats:
+            for layer in range(seat.layers.start, seat.layers.stop):
+                is_end = layer in (0, len(after[seat.digest]) - 1)
+                takes_missing_end |= is_end and after[seat.digest][layer] == 0
+                after[seat.digest][layer] += 1
+        scarcest = sorted(min(count, SPARED) for by_layer in after.values() for count in by_layer)
+        return takes_missing_end, tuple(scarcest), sum(len(seat.layers) for seat in seats)
 
     def _most(
         self, records: Sequence[CoverageRecord], topology: Topology, stored: Seats, *, is_inner: bool
@@ -100,43 +113,25 @@ class Seating:
             memory_bytes -= min(offer.room_bytes for offer in offers)
         return None
 
-    def _end(self, records: Sequence[CoverageRecord]) -> Seat | None:
-        """As much of the missing layers at the beginning or the end of a model as fits, the most of them all."""
-        found = []
+    def _ends(self, held: Mapping[str, Sequence[int]]) -> Iterator[tuple[Seats, str]]:
+        """For each end of a model that few hold: as many layers from there on as fit and no more peers hold."""
         for digest, offered in self._models.items():
-            missing, layers = self._missing(digest, records), offered.shape.layers
-            from_first = next((layer for layer in range(layers) if layer not in missing), layers)
-            from_last = next((layer for layer in range(layers, 0, -1) if layer - 1 not in missing), 0)
-            runs = [LayerRange(0, stop) for stop in range(1, from_first + 1)]
-            runs += [LayerRange(start, layers) for start in range(from_last, layers)]
-            found += [seat for run in runs if self._fits((seat := Seat(offered.shape.model, digest, run),))]
-        return max(found, key=lambda seat: (len(seat.layers), seat.digest, -seat.layers.start), default=None)
+            by_layer, layers = held[digest], offered.shape.layers
+            for order in (range(layers), range(layers - 1, -1, -1)):
+                few = by_layer[order[0]]
+                if few >= SPARED:
+                    continue
+                run = list(takewhile(lambda layer: by_layer[layer] <= few, order))  # noqa: B023
+                for count in range(len(run), 0, -1):
+                    part = LayerRange(min(run[:count]), max(run[:count]) + 1)
+                    if self._fits((seat := Seat(offered.shape.model, digest, part),)):
+                        yield (seat,), f"{few or 'no'} peers hold layer {order[0]} of {offered.shape.model}"
+                        break
 
-    def _missing(self, digest: str, records: Sequence[CoverageRecord]) -> set[int]:
-        """Layers of a model that nobody else holds, or is about to."""
+    def _held(self, digest: str, records: Sequence[CoverageRecord]) -> list[int]:
+        """How many others hold each layer of a model, or are about to."""
         coming = [holder.layers for holder in holders_of(digest, records) if holder.is_coming]
-        gaps = missing_ranges(self.offered(digest).shape.layers, coming)
-        return {layer for gap in gaps for layer in range(gap.start, gap.stop)}
-
-    def _missing_taken(self, seats: Seats, records: Sequence[CoverageRecord]) -> int:
-        return sum(
-            layer in self._missing(seat.digest, records)
-            for seat in seats
-            for layer in range(seat.layers.start, seat.layers.stop)
-        )
-
-    def _takes_missing_end(self, seats: Seats, records: Sequence[CoverageRecord]) -> bool:
-        """Whether a first or last layer that nobody holds is among `seats`: few peers have room for those."""
-        for seat in seats:
-            missing = self._missing(seat.digest, records)
-            last = self.offered(seat.digest).shape.layers - 1
-            if (seat.layers.start == 0 and 0 in missing) or (seat.layers.stop == last + 1 and last in missing):
-                return True
-        return False
-
-    @staticmethod
-    def _layers(seats: Seats) -> int:
-        return sum(len(seat.layers) for seat in seats)
+        return counts(self.offered(digest).shape.layers, coming)
 
     def settle(self, seats: Seats, records: Iterable[CoverageRecord]) -> tuple[Seats, str]:
         """The claim `seats` again, or others where it must give way to other claims; and why."""

@@ -8,7 +8,6 @@ import json
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -97,7 +96,7 @@ class JoinedPeer:
             raise LocalProtocolError(f"{self._name} runs already")
         self.ready = None
         self.started_at = trio.current_time()
-        self._child = await self._children.start(self._name, self._command, self._environment)
+        self._child = await self._children.start_peer(self._name, self._command, self._environment)
 
     start_again = start
 
@@ -219,7 +218,7 @@ class SwarmChildren:
         index = len(self.peers)
         paths = default_paths(self.new_data_dir(f"peer-{index}"))
         options = self._options
-        command = [sys.executable, "-P", "-m", "shardp2p", "up", "--join", str(self.token_file), "--memory", memory]
+        command = ["up", "--join", str(self.token_file), "--memory", memory]
         command += ["--listen", listen, "--dtype", options.dtype, "--threads", str(options.threads)]
         command += ["--cache-rows", str(options.cache_rows), "--data-dir", str(paths.data_dir)]
         command += ["--json", "--exit-on-stdin-close"]

@@ -8,7 +8,7 @@ returns to its driver: a joiner may take the last layers and the first ones. Wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -57,6 +57,7 @@ def place(
     layers, width = shape.layers, min(joiner.fits_layers, shape.layers - len(barred))
     if width == 0:
         return Placement((), "nothing", (f"no room for one layer of {shape.layer_bytes / 2**20:.0f} MiB",))
+    joiner = replace(joiner, fits_layers=width)
     others = sorted(
         (holder for holder in coverage if holder.is_coming and holder.peer_id != joiner.peer_id),
         key=lambda holder: (holder.peer_id, holder.layers),
