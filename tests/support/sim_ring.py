@@ -18,8 +18,8 @@ from shardp2p.runtime.block import Block
 from shardp2p.runtime.device import DeviceThread
 from shardp2p.scheduler.plan import Plan, Stage
 from shardp2p.stage.holding import HeldBlock, Holding
-from shardp2p.stage.service import StageService
 from shardp2p.stage.packer import open_on_device
+from shardp2p.stage.service import StageService
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId, Token
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
