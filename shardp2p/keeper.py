@@ -160,9 +160,9 @@ class Keeper:
         self._get_device = get_device
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._join)
-            nursery.start_soon(self._watch)
             while self._life.state != "left":
                 self._life.tick(trio.current_time())
+                self._life.progress(*self._progress)
                 while (command := self._life.next_command()) is not None:
                     self._do(command, nursery)
                 self._say()
@@ -195,12 +195,6 @@ class Keeper:
             if waited.cancelled_caught:
                 self._life.not_joined(await self._member.explain_silence())
                 self._wake.set()
-
-    async def _watch(self) -> None:
-        """Show the progress of loading, which a thread makes."""
-        while True:
-            await trio.sleep(LOOK_S / 2)
-            self._life.progress(*self._progress)
 
     def _choose(self, question: Choose) -> None:
         now = trio.current_time()
