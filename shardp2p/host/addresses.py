@@ -17,6 +17,9 @@ from shardp2p.vocabulary import PeerId
 
 _HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 _EXAMPLE: Final = "write it like /ip4/192.0.2.7/tcp/4001"
+_WANTED: Final = {"ip4": "an IPv4 address", "ip6": "an IPv6 address", "tcp": "a port, 0 to 65535", "p2p": "a peer id"}
+_SHOWN: Final = 80
+"""As much of a wrong part as an error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,28 @@ def parse_address(text: str) -> TcpAddress:
     try:
         parts = [(protocol.name, value) for protocol, value in Multiaddr(text).items()]
     except (MultiaddrError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{text!r} is no multiaddr; {_EXAMPLE}") from error
+        raise ConfigError(f"{text[:_SHOWN]!r} is no multiaddr: {_wrong_part(text)}; {_EXAMPLE}") from error
     names = [name for name, _ in parts]
     values = [str(value) for _, value in parts]
     if names[:2] not in [[host, "tcp"] for host in _HOST_PROTOCOLS] or names[2:] not in ([], ["p2p"]):
         raise ConfigError(f"the address {text} is not plain TCP; {_EXAMPLE}")
     peer = parse_peer_id(values[2]) if len(values) == 3 else None
     return TcpAddress(names[0], values[0], int(values[1]), peer)
+
+
+def _wrong_part(text: str) -> str:
+    """What is the matter with a text that is no multiaddr, as far as it could be one of ours."""
+    if not text.startswith("/"):
+        return "it does not begin with /"
+    words = text.removeprefix("/").removesuffix("/").split("/")
+    for name, value in zip(words[::2], words[1::2], strict=False):
+        try:
+            Multiaddr(f"/{name}/{value}")
+        except (MultiaddrError, ValueError, KeyError, TypeError):
+            if name in _WANTED:
+                return f"in /{name}/{value[:_SHOWN]}, {value[:_SHOWN]!r} is not {_WANTED[name]}"
+            return f"its part /{name[:_SHOWN]}/{value[:_SHOWN]} is wrong"
+    return f"nothing follows /{words[-1][:_SHOWN]}" if len(words) % 2 else "its parts do not belong together"
 
 
 def parse_listen_address(text: str) -> TcpAddress:
