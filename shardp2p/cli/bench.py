@@ -95,6 +95,7 @@ def _describe_placement(measured: dict[str, Any]) -> str:
         f"8 to 12, Held and Karp             × {m['held_karp_ratio_max']:.3f} at worst\n"
         f"100, against a lower bound         × {m['hundred_ratio_max']:.3f} at worst\n"
         f"joiners, against our plan          × {m['joiners_ratio_p50']:.3f} (worst: × {m['joiners_ratio_max']:.3f})\n"
+        f"moves of peers after a newcomer    {m['joiners_moves_per_join']:7.2f}\n"
         f"planning 1,000 machines            {m['plan_1000_s']:7.2f} s\n"
         f"planning 10,000 machines           {m['plan_10000_s']:7.2f} s\n"
         f"moves while delays are noisy       {m['moves_under_noise']:4d}\n"

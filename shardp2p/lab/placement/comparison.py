@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from shardp2p.lab.placement.baselines import BASELINES
@@ -20,7 +20,11 @@ from shardp2p.scheduler.planning_exact import best_tour
 from shardp2p.scheduler.planning_fill import Candidates
 from shardp2p.scheduler.planning_keep import replan
 from shardp2p.scheduler.planning_shortlist import Field
+from shardp2p.scheduler.reseating import STEADY_GAIN, next_move, target_of
 from shardp2p.scheduler.ring_search import cheapest_ring
+from shardp2p.scheduler.target import seats_of_founders
+from shardp2p.scheduler.topology import Machine
+from shardp2p.vocabulary import LayerRange
 
 ENUMERATED = (3, 7)
 HELD_KARP = (8, 12)
@@ -34,6 +38,9 @@ JOINERS = (8, 40)
 NOISE = 0.2
 NOISY_ROUNDS = 5
 
+MOVES_AT_MOST = 2
+"""Moves of each peer after a newcomer: a move helps the ring or scarce layers, so that they end long before."""
+
 Report = Callable[[int, int], None]
 
 
@@ -45,6 +52,7 @@ class Ratios:
     held_karp: list[float] = field(default_factory=list)
     hundred: list[float] = field(default_factory=list)
     joiners: list[float] = field(default_factory=list)
+    moves_per_join: list[float] = field(default_factory=list)
     baselines: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in BASELINES})
     moves: int = 0
 
@@ -57,6 +65,7 @@ class Ratios:
             "hundred_ratio_max": max(self.hundred, default=None),
             "joiners_ratio_p50": median(self.joiners) if self.joiners else None,
             "joiners_ratio_max": max(self.joiners, default=None),
+            "joiners_moves_per_join": mean(self.moves_per_join) if self.moves_per_join else None,
             "moves_under_noise": self.moves,
             "baselines": {name: median(ratios) for name, ratios in self.baselines.items() if ratios},
         }
@@ -70,8 +79,11 @@ def compare(topologies: int, seed: int, progress: Report = lambda done, of: None
         progress(number, topologies)
     for number in range(max(1, topologies // 10)):
         size = Random(f"{seed}/joiners/{number}").randint(*JOINERS)
-        joined = _joiners_ratio(make_world(size, f"{seed}/joiners/{number}", is_pipelined=False))
-        ratios.joiners.append(joined)
+        world = make_world(size, f"{seed}/joiners/{number}", is_pipelined=False)
+        joined = join_one_by_one(world)
+        ratios.joiners.append(_joiners_ratio(world, joined))
+        ratios.moves_per_join.append(joined.moves / size)
+        ratios.moves += _moves_of_seats(world, joined)
         ratios.moves += _moves(make_world(size, f"{seed}/noise/{number}", is_pipelined=number % 2 == 1))
     return ratios
 
@@ -110,15 +122,65 @@ def candidates_of(world: World) -> Candidates:
     return field.candidates(range(len(usable)))
 
 
-def _joiners_ratio(world: World) -> float:
-    """The lap of the best ring through joiners that placed themselves one by one, by that of the central plan."""
+@dataclass(frozen=True)
+class _Joined:
+    """A swarm whose peers came one by one: who holds what, and how many moves that took."""
+
+    holders: tuple[Holder, ...]
+    moves: int
+
+
+def join_one_by_one(world: World) -> _Joined:
+    """All machines of a world place themselves as they come; after each, those move whom nobody needs.
+
+    Until their memory suffices together nothing is loaded: they wait, and then sit down at once.
+    """
+    shape, topology, moves = world.shape, world.topology, 0
+    by_peer = {machine.peer_id: machine for machine in topology.machines}
+    waiting: list[Machine] = []
     holders: list[Holder] = []
-    for machine in world.topology.machines:
-        placed = place(world.shape, machine, holders, world.topology)
-        holders.extend(Holder(machine.peer_id, layers, machine.layer_s) for layers in placed.ranges)
-    ring = cheapest_ring(world.shape.layers, holders, world.topology.delay_s)
+    for machine in topology.machines:
+        waiting.append(machine)
+        if not holders:
+            founded = seats_of_founders(shape, waiting, topology)
+            if founded is None:
+                continue
+            holders = [part for peer, ranges in founded.items() for part in _seated(by_peer[peer], ranges)]
+            waiting = [one for one in waiting if one.peer_id not in founded]
+        for one in waiting:
+            holders += _seated(one, place(shape, one, holders, topology).ranges)
+        waiting = []
+        target = target_of(shape, holders, topology)
+        for _ in range(MOVES_AT_MOST * len(by_peer)):
+            move = next_move(shape, holders, topology, target) if target is not None else None
+            if move is None:
+                break
+            moves += 1
+            holders = [holder for holder in holders if holder.peer_id != move.peer_id]
+            holders += _seated(by_peer[move.peer_id], move.placement.ranges)
+    return _Joined(tuple(holders), moves)
+
+
+def _seated(machine: Machine, ranges: Sequence[LayerRange]) -> list[Holder]:
+    return [Holder(machine.peer_id, layers, machine.layer_s) for layers in ranges]
+
+
+def _joiners_ratio(world: World, joined: _Joined) -> float:
+    """The lap of the best ring through joiners that placed themselves one by one, by that of the central plan."""
+    ring = cheapest_ring(world.shape.layers, joined.holders, world.topology.delay_s)
     central = plan(world.shape, world.topology, Goal())
     return float("inf") if ring is None else ring.lap_s / central.lap_s
+
+
+def _moves_of_seats(world: World, joined: _Joined) -> int:
+    """How many noisy measurements would make a peer of a settled swarm move."""
+    moves = 0
+    for number in range(NOISY_ROUNDS):
+        noisy = with_noise(world, NOISE, number)
+        target = target_of(world.shape, joined.holders, noisy)
+        if target is not None:
+            moves += next_move(world.shape, joined.holders, noisy, target, gain=STEADY_GAIN) is not None
+    return moves
 
 
 def _moves(world: World) -> int:

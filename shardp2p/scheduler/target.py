@@ -1,0 +1,85 @@
+"""The seats that a plan asks for: which layers each of its peers should hold, on the circle of layers. Pure.
+
+A ring returns to its driver, so turning all of a plan's layers by as many leaves its lap as it is. And a peer has often
+room for more layers than the plan gives it: the rest of its seat is for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from shardp2p.scheduler.holders import Holder, counts
+from shardp2p.scheduler.options import options
+from shardp2p.scheduler.plan import Stage
+from shardp2p.scheduler.planning import plan
+from shardp2p.scheduler.topology import Machine, ModelShape, Topology
+from shardp2p.vocabulary import LayerRange, PeerId
+
+Layers = frozenset[int]
+Ranges = tuple[LayerRange, ...]
+
+
+def seats_by_peer(holders: Sequence[Holder]) -> dict[PeerId, Layers]:
+    """The layers that each peer holds, in the order of peer ids."""
+    seats: dict[PeerId, Layers] = {}
+    for holder in sorted(holders, key=lambda one: one.peer_id):
+        held = frozenset(range(holder.layers.start, holder.layers.stop))
+        seats[holder.peer_id] = seats.get(holder.peer_id, frozenset()) | held
+    return seats
+
+
+def turned(
+    stages: Sequence[Stage], layers: int, seats: Mapping[PeerId, Layers], needed: Collection[PeerId]
+) -> dict[PeerId, Layers]:
+    """The layers of each stage's peer, all turned so that most peers find them in their `seats` already.
+
+    Above all the peers that are `needed` where they are.
+    """
+    best: tuple[tuple[int, int, int], dict[PeerId, Layers]] | None = None
+    for offset in range(layers):
+        arcs = {
+            stage.peer_id: frozenset(
+                (layer + offset) % layers for layer in range(stage.layers.start, stage.layers.stop)
+            )
+            for stage in stages
+        }
+        seated = [peer for peer, arc in arcs.items() if arc <= seats.get(peer, frozenset())]
+        common = sum(len(arc & seats.get(peer, frozenset())) for peer, arc in arcs.items())
+        key = (sum(peer in needed for peer in seated), len(seated), common)
+        if best is None or key > best[0]:
+            best = key, arcs
+    return {} if best is None else best[1]
+
+
+def widened(arc: Layers, width: int, held: Sequence[int], now: Layers = frozenset()) -> Ranges:
+    """A run of `width` layers around `arc`, where it helps scarce layers most; then such as it holds `now`.
+
+    `held` is how many others hold each layer. `len(arc) <= width <= len(held)`.
+    """
+    found = [option for option in options(len(held), width, held) if arc <= option.layers]
+    best = max(
+        found,
+        key=lambda one: (one.relief, one.balance, len(one.layers & now), -len(one.ranges), -one.start),
+    )
+    return best.ranges
+
+
+def seats_of_founders(
+    shape: ModelShape, machines: Sequence[Machine], topology: Topology
+) -> dict[PeerId, Ranges] | None:
+    """Where the first peers sit once they have room for the model together; None while they have not.
+
+    Only those of the best ring are among the seats: the others place themselves beside them, one by one. Nothing runs
+    yet, so that all of them may sit where it is best. The order of `machines` plays no part.
+    """
+    able = sorted((one for one in machines if one.fits_layers > 0), key=lambda one: one.peer_id)
+    if sum(min(one.fits_layers, shape.layers) for one in able) < shape.layers:
+        return None
+    stages = plan(shape, Topology(able, estimate=topology)).stages
+    width = {one.peer_id: min(one.fits_layers, shape.layers) for one in able}
+    seats: dict[PeerId, Ranges] = {stage.peer_id: (stage.layers,) for stage in stages}
+    for stage in stages:
+        others = [part for peer, ranges in seats.items() if peer != stage.peer_id for part in ranges]
+        arc = frozenset(range(stage.layers.start, stage.layers.stop))
+        seats[stage.peer_id] = widened(arc, width[stage.peer_id], counts(shape.layers, others))
+    return seats

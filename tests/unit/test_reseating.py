@@ -1,0 +1,149 @@
+"""Founders sit as the best plan says; later, peers that nobody needs move one at a time and lose nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shardp2p.lab.placement.worlds import make_world, with_noise
+from shardp2p.scheduler.holders import Holder, HolderState, counts
+from shardp2p.scheduler.placement import place
+from shardp2p.scheduler.planning import plan
+from shardp2p.scheduler.reseating import STEADY_GAIN, better_seat, may_leave, next_move, target_of
+from shardp2p.scheduler.ring_search import cheapest_ring
+from shardp2p.scheduler.settling import rank
+from shardp2p.scheduler.target import seats_by_peer, seats_of_founders, turned, widened
+from shardp2p.scheduler.topology import Machine, ModelShape, Topology
+from shardp2p.vocabulary import LayerRange, ModelId, PeerId
+
+SHAPE = ModelShape(ModelId("tiny"), "ab" * 32, 6, layer_bytes=2**20, hidden_bytes=100)
+NOWHERE = Topology([])
+
+
+def holder(name: str, layers: str, state: HolderState = "serving", layer_s: float = 0.01) -> Holder:
+    return Holder(PeerId(name), LayerRange.parse(layers), layer_s, state)
+
+
+def lap_s(shape: ModelShape, holders: list[Holder], topology: Topology) -> float:
+    ring = cheapest_ring(shape.layers, holders, topology.delay_s)
+    assert ring is not None
+    return ring.lap_s
+
+
+def test_founders_wait_until_their_memory_suffices() -> None:
+    assert seats_of_founders(SHAPE, [Machine(PeerId("a"), 3, 0.01), Machine(PeerId("b"), 2, 0.01)], NOWHERE) is None
+    assert seats_of_founders(SHAPE, [], NOWHERE) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_founders_sit_in_the_best_ring_whatever_their_order(seed: int) -> None:
+    world = make_world(7, f"founders/{seed}", is_pipelined=False)
+    machines = list(world.topology.machines)
+    seats = seats_of_founders(world.shape, machines, world.topology)
+    assert seats is not None
+    room = {machine.peer_id: machine for machine in machines}
+    holders = [Holder(peer, part, room[peer].layer_s) for peer, ranges in seats.items() for part in ranges]
+    assert lap_s(world.shape, holders, world.topology) <= plan(world.shape, world.topology).lap_s + 1e-9
+    for peer, ranges in seats.items():
+        assert sum(map(len, ranges)) == min(room[peer].fits_layers, world.shape.layers)
+    random.Random(seed).shuffle(machines)
+    assert seats_of_founders(world.shape, machines, world.topology) == seats
+
+
+def test_a_target_is_turned_to_where_needed_peers_sit() -> None:
+    world = Topology([Machine(PeerId("a"), 3, 0.01), Machine(PeerId("b"), 3, 0.01)])
+    stages = plan(SHAPE, world).stages
+    seats = seats_by_peer([holder("a", "1:4")])
+    arcs = turned(stages, 6, seats, {PeerId("a")})
+    assert arcs == {PeerId("a"): frozenset((1, 2, 3)), PeerId("b"): frozenset((4, 5, 0))}
+
+
+def test_a_seat_is_widened_over_the_scarcest_layers() -> None:
+    assert widened(frozenset((2, 3)), 4, [1, 0, 1, 1, 2, 2]) == (LayerRange(0, 4),)
+    assert widened(frozenset((5, 0)), 3, [1, 2, 2, 2, 0, 1]) == (LayerRange(0, 1), LayerRange(4, 6))
+
+
+def settled(seed: str) -> tuple[ModelShape, Topology, list[Holder]]:
+    """Joiners that sat down one by one, none of which has moved yet."""
+    world = make_world(9, seed, is_pipelined=False)
+    holders: list[Holder] = []
+    for machine in world.topology.machines:
+        ranges = place(world.shape, machine, holders, world.topology).ranges
+        holders += [Holder(machine.peer_id, part, machine.layer_s) for part in ranges]
+    return world.shape, world.topology, holders
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moves_keep_every_layer_and_never_slow_the_best_ring(seed: int) -> None:
+    shape, topology, holders = settled(f"moves/{seed}")
+    target = target_of(shape, holders, topology)
+    assert target is not None
+    width = {peer: len(seat) for peer, seat in seats_by_peer(holders).items()}
+    for _ in range(3 * len(width)):
+        move = next_move(shape, holders, topology, target)
+        if move is None:
+            break
+        rest = [one for one in holders if one.peer_id != move.peer_id]
+        speed = next(one.layer_s for one in holders if one.peer_id == move.peer_id)
+        assert min(counts(shape.layers, [one.layers for one in rest])) > 0
+        before_s = lap_s(shape, holders, topology)
+        holders = rest + [Holder(move.peer_id, part, speed) for part in move.placement.ranges]
+        assert lap_s(shape, holders, topology) <= before_s + 1e-8
+    else:
+        pytest.fail("the peers never came to rest")
+    assert {peer: len(seat) for peer, seat in seats_by_peer(holders).items()} == width
+
+
+def founded() -> tuple[Topology, list[Holder]]:
+    """Two slow peers that run the model, and two fast ones beside them of which one sits badly."""
+    holders = [holder("slow1", "0:3", layer_s=0.05), holder("slow2", "3:6", layer_s=0.05)]
+    holders += [holder("fast1", "0:3", layer_s=0.001), holder("fast2", "0:3", layer_s=0.001)]
+    return Topology([], {}, None), holders
+
+
+def test_exactly_one_idle_peer_moves_to_where_it_makes_the_ring_faster() -> None:
+    topology, holders = founded()
+    moves = {one.peer_id: better_seat(SHAPE, one.peer_id, holders, topology) for one in holders}
+    movers = [peer for peer, placement in moves.items() if placement is not None]
+    assert len(movers) == 1
+    assert movers[0] in ("fast1", "fast2")
+    placement = moves[movers[0]]
+    assert placement is not None
+    assert (placement.ranges, placement.aim) == ((LayerRange(3, 6),), "speed")
+    assert "nobody needs it" in placement.reasons[0]
+
+
+def test_nobody_moves_while_another_peer_is_on_its_way() -> None:
+    topology, holders = founded()
+    for state in ("placing", "loading"):
+        coming = [*holders, holder("new", "3:6", state)]  # type: ignore[arg-type]
+        assert all(better_seat(SHAPE, one.peer_id, coming, topology) is None for one in holders)
+
+
+def test_nobody_moves_where_layers_are_missing() -> None:
+    assert better_seat(SHAPE, PeerId("a"), [holder("a", "0:3"), holder("b", "0:3")], NOWHERE) is None
+    assert better_seat(SHAPE, PeerId("a"), [], NOWHERE) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_in_delays_moves_nobody_off_the_best_ring(seed: int) -> None:
+    world = make_world(7, f"noise/{seed}", is_pipelined=False)
+    seats = seats_of_founders(world.shape, world.topology.machines, world.topology)
+    assert seats is not None
+    speed = {machine.peer_id: machine.layer_s for machine in world.topology.machines}
+    holders = [Holder(peer, part, speed[peer]) for peer, ranges in seats.items() for part in ranges]
+    for number in range(5):
+        noisy = with_noise(world, 0.2, number)
+        target = target_of(world.shape, holders, noisy)
+        assert target is not None
+        assert next_move(world.shape, holders, noisy, target, gain=STEADY_GAIN) is None
+
+
+def test_of_two_movers_that_need_each_other_exactly_one_may_leave() -> None:
+    held = [holder("one", "0:3"), holder("two", "0:3"), holder("end", "3:6")]
+    held += [holder("one", "3:6", "placing"), holder("two", "3:6", "placing")]
+    may = {name: may_leave(SHAPE, PeerId(name), held) for name in ("one", "two")}
+    first = min(("one", "two"), key=lambda name: rank(SHAPE.digest, PeerId(name)))
+    assert may == {name: name == first for name in ("one", "two")}
+    assert not may_leave(SHAPE, PeerId("end"), held)
