@@ -23,7 +23,7 @@ from shardp2p.stage.holding import CacheBudget, Holding
 from shardp2p.swarm.life import Choose, Command, Drain, Leave, Life, Load, Seat, Seats
 from shardp2p.swarm.publisher import Coverage
 from shardp2p.swarm.speed import SpeedEstimate
-from shardp2p.vocabulary import DType, LayerRange, LayerSpeed
+from shardp2p.vocabulary import DType, LayerRange, LayerSpeed, PeerId
 from shardp2p.wire.records import HeldLayers, NodeState
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ LOOK_S: Final = 1.0
 """How often what we publish of ourselves is brought up to date: free rows, speeds, links."""
 EXPLAIN_S: Final = 4.0
 """How long a peer that joins waits before it says why nobody answers; each look dials the peer list once."""
+FRESH_S: Final = 120.0
+"""For so long after somebody came or went, a smaller gain is reason enough to take a better seat."""
 RELEASE_S: Final = 30.0
 """How long sessions on layers that the peer gives up may go on."""
 
@@ -77,6 +79,8 @@ class Keeper:
         self._get_device: Callable[[], Awaitable[DeviceThread]] | None = None
         self._wake = trio.Event()
         self._progress = (0, 0)
+        self._peers: frozenset[PeerId] = frozenset()
+        self._peers_changed_at = trio.current_time()
         self._started = monotonic()
         self.is_ready = trio.Event()
         """Set once what was chosen serves for the first time."""
@@ -165,6 +169,7 @@ class Keeper:
                 self._life.progress(*self._progress)
                 while (command := self._life.next_command()) is not None:
                     self._do(command, nursery)
+                self._note_peers()
                 self._say()
                 self._wake = trio.Event()
                 with trio.move_on_at(min(self._life.due_at, trio.current_time() + LOOK_S)):
@@ -197,18 +202,27 @@ class Keeper:
                 self._wake.set()
 
     def _choose(self, question: Choose) -> None:
-        now = trio.current_time()
-        records = [record for record in self._member.live() if record.peer_id != self._member.peer_id]
+        now, live = trio.current_time(), self._member.live()
+        others = [record for record in live if record.peer_id != self._member.peer_id]
         topology = self._member.topology(())
         held = tuple(sorted(self._kept))
         if question.is_review:
-            seats, reason = self._seating.review(held, records, topology)
-        elif self._life.seats:
-            seats, reason = self._seating.settle(self._life.seats, records)
+            is_changed = now - self._peers_changed_at < FRESH_S
+            seats, reason = self._seating.review(held, live, topology, is_changed=is_changed)
+        elif not self._life.seats:
+            seats, reason = self._seating.choose(others, topology, stored=held)
+        elif held and not self._seating.may_leave(held, self._life.seats, live):
+            seats, reason = held, "its layers are needed where it is"
         else:
-            seats, reason = self._seating.choose(records, topology, stored=held)
+            seats, reason = self._seating.settle(self._life.seats, others)
         self._life.chosen(seats, reason, now)
         self._wake.set()
+
+    def _note_peers(self) -> None:
+        """Remember when somebody came or went."""
+        peers = frozenset(record.peer_id for record in self._member.live())
+        if peers != self._peers:
+            self._peers, self._peers_changed_at = peers, trio.current_time()
 
     async def _load(self, seats: Seats) -> None:
         """Serve exactly `seats`, and say so, or why not."""

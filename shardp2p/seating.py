@@ -13,6 +13,7 @@ from shardp2p.errors import ConfigError, LocalProtocolError
 from shardp2p.runtime.budget import Budget
 from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, counts, holders_of
 from shardp2p.scheduler.options import SPARED
+from shardp2p.scheduler.reseating import GAIN, STEADY_GAIN, better_seat, may_leave
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.sharing import Offer, share
 from shardp2p.scheduler.topology import ModelShape, Topology
@@ -156,16 +157,39 @@ class Seating:
             return seats, "nobody else took them"
         return tuple(sorted(settled)), "; ".join(reasons)
 
-    def review(self, held: Seats, records: Iterable[CoverageRecord], topology: Topology) -> tuple[Seats, str]:
-        """`held` again, or other seats where layers are missing that nobody but us would take; and why."""
+    def review(
+        self, held: Seats, records: Iterable[CoverageRecord], topology: Topology, *, is_changed: bool
+    ) -> tuple[Seats, str]:
+        """`held` again, or other seats: where layers are missing, or where the best ring gets clearly faster; and why.
+
+        `records` have our own among them. Unless somebody came or went (`is_changed`), only what no error of measuring
+        explains is a reason to move.
+        """
         if self._pinned is not None:
             return held, "the user chose these layers"
         records = tuple(records)
         for digest, offered in self._models.items():
-            mine = [Holder(self._peer, seat.layers) for seat in held if seat.digest == digest]
-            if must_move(offered.shape, self._peer, [*holders_of(digest, records), *mine]):
-                return self.choose(records, topology, stored=held)
+            coverage = holders_of(digest, records)
+            if must_move(offered.shape, self._peer, coverage):
+                others = [record for record in records if record.peer_id != self._peer]
+                return self.choose(others, topology, stored=held)
+            gain = GAIN if is_changed else STEADY_GAIN
+            better = better_seat(offered.shape, self._peer, coverage, topology, gain=gain)
+            if better is None:
+                continue
+            kept = [seat for seat in held if seat.digest != digest]
+            seats = tuple(sorted([*kept, *(Seat(offered.shape.model, digest, layers) for layers in better.ranges)]))
+            if self._fits(seats):
+                return seats, "; ".join(better.reasons)
         return held, "nothing is missing that this peer should take"
+
+    def may_leave(self, held: Seats, wanted: Seats, records: Iterable[CoverageRecord]) -> bool:
+        """Whether all layers that a move from `held` to `wanted` gives up stay served by others. As for `review`."""
+        records = tuple(records)
+        gives_up = {seat.digest for seat in held if seat not in wanted}
+        return all(
+            may_leave(self.offered(digest).shape, self._peer, holders_of(digest, records)) for digest in gives_up
+        )
 
     def _pinned_seats(self, layers: LayerRange) -> tuple[Seats, str]:
         offered = next(iter(self._models.values()))

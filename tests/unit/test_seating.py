@@ -131,19 +131,29 @@ def test_of_two_that_chose_the_same_exactly_one_gives_way() -> None:
 
 def test_serving_peer_stays_while_its_layers_are_needed() -> None:
     held = (seat("8:20"),)
-    assert seating(12).review(held, [record("a", "0:8")], NOWHERE)[0] == held
+    live = [record("a", "0:8"), record(ME, "8:20")]
+    assert seating(12).review(held, live, NOWHERE, is_changed=True)[0] == held
 
 
 def test_redundant_peer_moves_where_layers_are_missing() -> None:
     held = (seat("8:20"),)
-    assert seating(18).review(held, [record("a", "0:20")], NOWHERE)[0] == (seat("17:30"),)
+    live = [record("a", "0:20"), record(ME, "8:20")]
+    assert seating(18).review(held, live, NOWHERE, is_changed=False)[0] == (seat("17:30"),)
+
+
+def test_peer_may_leave_only_layers_that_others_serve() -> None:
+    held, wanted = (seat("8:20"),), (seat("17:30"),)
+    place = seating(18)
+    assert place.may_leave(held, wanted, [record("a", "0:20"), record(ME, "8:20")])
+    assert not place.may_leave(held, wanted, [record("a", "0:19"), record(ME, "8:20")])
+    assert place.may_leave(held, held, [record(ME, "8:20")])
 
 
 def test_pinned_layers_are_taken_whatever_others_hold() -> None:
     place = seating(12, pinned=LayerRange(10, 20))
     assert place.choose([record("a", "10:20")], NOWHERE)[0] == (seat("10:20"),)
     assert place.settle((seat("10:20"),), [record("a", "10:20", "placing")])[0] == (seat("10:20"),)
-    assert place.review((seat("10:20"),), [], NOWHERE)[0] == (seat("10:20"),)
+    assert place.review((seat("10:20"),), [], NOWHERE, is_changed=True)[0] == (seat("10:20"),)
 
 
 def test_pinned_layers_that_do_not_fit_are_refused_with_the_bytes() -> None:
