@@ -114,9 +114,8 @@ async def test_eight_peers_that_start_at_once_cover_the_model_and_answer(
             memory = status["memory"]
             assert status["state"] == "serving"
             assert 0 < memory["used_bytes"] <= memory["offered_bytes"] - memory["headroom_bytes"]
-        # What they hold together would go once or more often around the model; no layer has fewer than that.
-        assert min(by_layer) >= max(1, sum(by_layer) // LAYERS - 1)
-        assert max(by_layer) - min(by_layer) <= 2
+        # What they hold together goes twice around the model; up to two, no layer has fewer holders than that.
+        assert min(by_layer) >= min(2, sum(by_layer) // LAYERS)
         async with client_of(swarm, tmp_path) as client:
             for prompt, answer in zip(questions.prompts, questions.answers, strict=True):
                 with trio.fail_after(120):
