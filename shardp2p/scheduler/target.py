@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shardp2p.scheduler.holders import Holder, counts
+from shardp2p.scheduler.holders import Holder
 from shardp2p.scheduler.options import options
 from shardp2p.scheduler.plan import Stage
-from shardp2p.scheduler.planning import plan
-from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.vocabulary import LayerRange, PeerId
 
 Layers = frozenset[int]
@@ -62,24 +60,3 @@ def widened(arc: Layers, width: int, held: Sequence[int], now: Layers = frozense
         key=lambda one: (one.relief, one.balance, len(one.layers & now), -len(one.ranges), -one.start),
     )
     return best.ranges
-
-
-def seats_of_founders(
-    shape: ModelShape, machines: Sequence[Machine], topology: Topology
-) -> dict[PeerId, Ranges] | None:
-    """Where the first peers sit once they have room for the model together; None while they have not.
-
-    Only those of the best ring are among the seats: the others place themselves beside them, one by one. Nothing runs
-    yet, so that all of them may sit where it is best. The order of `machines` plays no part.
-    """
-    able = sorted((one for one in machines if one.fits_layers > 0), key=lambda one: one.peer_id)
-    if sum(min(one.fits_layers, shape.layers) for one in able) < shape.layers:
-        return None
-    stages = plan(shape, Topology(able, estimate=topology)).stages
-    width = {one.peer_id: min(one.fits_layers, shape.layers) for one in able}
-    seats: dict[PeerId, Ranges] = {stage.peer_id: (stage.layers,) for stage in stages}
-    for stage in stages:
-        others = [part for peer, ranges in seats.items() if peer != stage.peer_id for part in ranges]
-        arc = frozenset(range(stage.layers.start, stage.layers.stop))
-        seats[stage.peer_id] = widened(arc, width[stage.peer_id], counts(shape.layers, others))
-    return seats

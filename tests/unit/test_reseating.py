@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from shardp2p.lab.placement.worlds import make_world, with_noise
@@ -13,7 +11,7 @@ from shardp2p.scheduler.planning import plan
 from shardp2p.scheduler.reseating import STEADY_GAIN, better_seat, may_leave, next_move, target_of
 from shardp2p.scheduler.ring_search import cheapest_ring
 from shardp2p.scheduler.settling import rank
-from shardp2p.scheduler.target import seats_by_peer, seats_of_founders, turned, widened
+from shardp2p.scheduler.target import seats_by_peer, turned, widened
 from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
 
@@ -29,26 +27,6 @@ def lap_s(shape: ModelShape, holders: list[Holder], topology: Topology) -> float
     ring = cheapest_ring(shape.layers, holders, topology.delay_s)
     assert ring is not None
     return ring.lap_s
-
-
-def test_founders_wait_until_their_memory_suffices() -> None:
-    assert seats_of_founders(SHAPE, [Machine(PeerId("a"), 3, 0.01), Machine(PeerId("b"), 2, 0.01)], NOWHERE) is None
-    assert seats_of_founders(SHAPE, [], NOWHERE) is None
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_founders_sit_in_the_best_ring_whatever_their_order(seed: int) -> None:
-    world = make_world(7, f"founders/{seed}", is_pipelined=False)
-    machines = list(world.topology.machines)
-    seats = seats_of_founders(world.shape, machines, world.topology)
-    assert seats is not None
-    room = {machine.peer_id: machine for machine in machines}
-    holders = [Holder(peer, part, room[peer].layer_s) for peer, ranges in seats.items() for part in ranges]
-    assert lap_s(world.shape, holders, world.topology) <= plan(world.shape, world.topology).lap_s + 1e-9
-    for peer, ranges in seats.items():
-        assert sum(map(len, ranges)) == min(room[peer].fits_layers, world.shape.layers)
-    random.Random(seed).shuffle(machines)
-    assert seats_of_founders(world.shape, machines, world.topology) == seats
 
 
 def test_a_target_is_turned_to_where_needed_peers_sit() -> None:
@@ -117,7 +95,7 @@ def test_exactly_one_idle_peer_moves_to_where_it_makes_the_ring_faster() -> None
 def test_nobody_moves_while_another_peer_is_on_its_way() -> None:
     topology, holders = founded()
     for state in ("placing", "loading"):
-        coming = [*holders, holder("new", "3:6", state)]  # type: ignore[arg-type]
+        coming = [*holders, holder("new", "3:6", state)]
         assert all(better_seat(SHAPE, one.peer_id, coming, topology) is None for one in holders)
 
 
@@ -129,10 +107,9 @@ def test_nobody_moves_where_layers_are_missing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_in_delays_moves_nobody_off_the_best_ring(seed: int) -> None:
     world = make_world(7, f"noise/{seed}", is_pipelined=False)
-    seats = seats_of_founders(world.shape, world.topology.machines, world.topology)
-    assert seats is not None
     speed = {machine.peer_id: machine.layer_s for machine in world.topology.machines}
-    holders = [Holder(peer, part, speed[peer]) for peer, ranges in seats.items() for part in ranges]
+    stages = plan(world.shape, world.topology).stages
+    holders = [Holder(stage.peer_id, stage.layers, speed[stage.peer_id]) for stage in stages]
     for number in range(5):
         noisy = with_noise(world, 0.2, number)
         target = target_of(world.shape, holders, noisy)

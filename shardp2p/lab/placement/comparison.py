@@ -13,7 +13,7 @@ from shardp2p.lab.placement.baselines import BASELINES
 from shardp2p.lab.placement.bounds import lower_bound_s
 from shardp2p.lab.placement.oracles import enumerate_chunk_s
 from shardp2p.lab.placement.worlds import World, make_world, with_noise
-from shardp2p.scheduler.holders import Holder
+from shardp2p.scheduler.holders import Holder, missing_ranges
 from shardp2p.scheduler.placement import place
 from shardp2p.scheduler.planning import Goal, plan
 from shardp2p.scheduler.planning_exact import best_tour
@@ -22,7 +22,6 @@ from shardp2p.scheduler.planning_keep import replan
 from shardp2p.scheduler.planning_shortlist import Field
 from shardp2p.scheduler.reseating import STEADY_GAIN, next_move, target_of
 from shardp2p.scheduler.ring_search import cheapest_ring
-from shardp2p.scheduler.target import seats_of_founders
 from shardp2p.scheduler.topology import Machine
 from shardp2p.vocabulary import LayerRange
 
@@ -131,25 +130,14 @@ class _Joined:
 
 
 def join_one_by_one(world: World) -> _Joined:
-    """All machines of a world place themselves as they come; after each, those move whom nobody needs.
-
-    Until their memory suffices together nothing is loaded: they wait, and then sit down at once.
-    """
+    """All machines of a world place themselves as they come; after each, those move whom nobody needs."""
     shape, topology, moves = world.shape, world.topology, 0
     by_peer = {machine.peer_id: machine for machine in topology.machines}
-    waiting: list[Machine] = []
     holders: list[Holder] = []
     for machine in topology.machines:
-        waiting.append(machine)
-        if not holders:
-            founded = seats_of_founders(shape, waiting, topology)
-            if founded is None:
-                continue
-            holders = [part for peer, ranges in founded.items() for part in _seated(by_peer[peer], ranges)]
-            waiting = [one for one in waiting if one.peer_id not in founded]
-        for one in waiting:
-            holders += _seated(one, place(shape, one, holders, topology).ranges)
-        waiting = []
+        holders += _seated(machine, place(shape, machine, holders, topology).ranges)
+        if missing_ranges(shape.layers, [holder.layers for holder in holders]):
+            continue
         target = target_of(shape, holders, topology)
         for _ in range(MOVES_AT_MOST * len(by_peer)):
             move = next_move(shape, holders, topology, target) if target is not None else None
