@@ -15,23 +15,17 @@ from typing import Final
 import structlog
 import trio
 
-from shardp2p.errors import (
-    ConfigError,
-    IntegrityError,
-    OverloadedError,
-    PeerUnavailableError,
-    RemoteProtocolError,
-    ShardError,
-)
+from shardp2p.errors import ConfigError, IntegrityError, PeerUnavailableError, RemoteProtocolError, ShardError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.dht import Directory, open_directory
 from shardp2p.host.failures import single_errors
 from shardp2p.host.host import Host, open_host
 from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
 from shardp2p.identity.keys import Identity
-from shardp2p.identity.membership import Membership, read_statement, subject_of
+from shardp2p.identity.membership import read_statement, subject_of
 from shardp2p.node import Node
 from shardp2p.scheduler.topology import Machine, Topology
+from shardp2p.swarm.admission import USES, watch_membership
 from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
 from shardp2p.swarm.probes import Prober
@@ -45,14 +39,13 @@ from shardp2p.wire.records import CoverageRecord
 
 LOOPBACK: Final = ("/ip4/127.", "/ip6/::1/")
 """Where a peer listens that nobody on its network can reach."""
-USES: Final = 2
-"""The kind of shared values that say who used a counted invite."""
 ASK_S: Final = 5.0
 """How long one peer may take to say what it is; a live one answers in a round trip or two."""
 ASKED_AT_ONCE: Final = 16
 """Peers that are asked at the same time."""
-MEMBERSHIP_S: Final = 1.0
-"""How often revocations that came by another way are looked for, and connections of the revoked closed."""
+MET_S: Final = 10.0
+"""How often the addresses of the peers that we see are kept: by those a peer finds back whose token names none that
+is there still."""
 NEIGHBOUR_S: Final = 0.1
 """How often a new stream is looked for."""
 RECORD_S: Final = 2.0
@@ -222,8 +215,11 @@ class Member:
         nursery.start_soon(self._bootstrap)
         if serves:
             nursery.start_soon(self._keep_record)
+            if kept is not None:
+                self.gossip.add_peers(bootstrap_of(kept.met(self.swarm), self.peer_id))
+                nursery.start_soon(self._keep_met, kept)
         if joined.membership is not None:
-            nursery.start_soon(self._watch_membership, joined.membership, kept)
+            nursery.start_soon(watch_membership, joined.membership, kept, self.gossip, self._host, self.refused)
 
     async def _bootstrap(self) -> None:
         await self.directory.bootstrap([(peer.peer_id, peer.addresses) for peer in self.bootstrap])
@@ -256,44 +252,21 @@ class Member:
             with trio.move_on_after(RECORD_S):
                 seen = await self.gossip.wait_change(seen)
 
-    async def _watch_membership(self, membership: Membership, kept: JoinedSwarms | None) -> None:
-        """Spread and take in who is revoked, and close the connections of whom we no longer admit."""
-        heard: set[bytes] = set()
-        for statement in membership.statements():
-            self._share(statement)
+    async def _keep_met(self, kept: JoinedSwarms) -> None:
+        """Keep where the peers are that we see, neighbours first."""
+        before: list[str] = []
         while True:
-            now_s = time.time()
-            news = kept is not None and bool(kept.refresh(membership, now_s))
-            for kind in (REVOCATIONS, USES):
-                for statement in self.gossip.values(kind):
-                    if statement not in heard:
-                        heard.add(statement)
-                        news |= _receive(membership, statement, now_s)
-            for statement in membership.pending():
-                self._share(statement)
-            if news and kept is not None:
-                kept.keep(membership)
-            for peer, refusal in membership.ended(self._host.connected_peers(), now_s):
-                log.info("peer_shut_out", peer=peer, reason=refusal)
-                self.gossip.shut_out(peer)
-                await self._host.disconnect(peer)
-            if membership.own_refusal(now_s) is not None:
-                self.refused.set()
-            await trio.sleep(MEMBERSHIP_S)
-
-    def _share(self, statement: bytes) -> None:
-        try:
-            self.gossip.share(REVOCATIONS if statement[:1] == b"\x01" else USES, statement)
-        except (OverloadedError, RemoteProtocolError, IntegrityError) as error:
-            log.warning("statement_not_shared", reason=error.message)
-
-
-def _receive(membership: Membership, statement: bytes, now_s: float) -> bool:
-    try:
-        return membership.receive(statement, now_s)
-    except (RemoteProtocolError, IntegrityError, OverloadedError) as error:
-        log.warning("statement_ignored", reason=error.message)
-        return False
+            await trio.sleep(MET_S)
+            near = set(self.gossip.neighbours)
+            others = sorted(self.live(), key=lambda record: record.peer_id not in near)
+            met = [one.addresses[0] for one in others if one.peer_id != self.peer_id and one.addresses]
+            if not met or met == before:
+                continue
+            try:
+                await trio.to_thread.run_sync(kept.keep_met, self.swarm, met)
+            except ConfigError as error:
+                log.warning("met_not_kept", reason=error.message)
+            before = met
 
 
 @asynccontextmanager

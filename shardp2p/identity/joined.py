@@ -2,7 +2,7 @@
 
     swarms/SWARM_ID/PEER_ID.json  the place of one of this user's peers; no secret, since it is bound to its key
     swarms/SWARM_ID/revocations   the owner's revocations, in base64, one in a line
-    swarms/SWARM_ID/met           addresses of peers that clients met last, one in a line: those of a token may be old
+    swarms/SWARM_ID/met           where this user's peers met others last, one in a line: a token's addresses may be old
 
 Processes share the revocations: `swarm revoke` adds one, a running peer finds it by `refresh`, and adds what it hears
 by `keep`.
@@ -92,7 +92,7 @@ class JoinedSwarms:
         return tuple(found)
 
     def met(self, swarm: SwarmId) -> tuple[str, ...]:
-        """Where clients met peers of the swarm last; a damaged line is left out."""
+        """Where this user's peers and clients met others of the swarm last; a damaged line is left out."""
         found = []
         for line in read_lines(self._root / swarm / "met")[:MAX_PEERS]:
             with suppress(ConfigError):

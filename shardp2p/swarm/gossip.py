@@ -110,10 +110,14 @@ class Gossip:
         return self._taken_events()
 
     def shut_out(self, peer: PeerId, now: float) -> list[GossipEvent]:
-        """Never believe `peer` again nor pass on its news."""
+        """Do not believe `peer` nor pass on its news, until it is let in again."""
         if (event := self.view.shut_out(peer)) is not None:
             self._events.append(event)
         return self._taken_events()
+
+    def let_in(self, peer: PeerId) -> None:
+        """Believe `peer` again, which was shut out."""
+        self.view.let_in(peer)
 
     def receive(self, peer: PeerId, news: News, now: float) -> list[GossipEvent]:
         """Take in what a neighbour sent. Its offences become strikes."""

@@ -148,6 +148,10 @@ class GossipService:
         self._apply(self._gossip.shut_out(peer, trio.current_time()))
         self._end(peer)
 
+    def let_in(self, peer: PeerId) -> None:
+        """Believe `peer` again, which was shut out and has a later invite."""
+        self._gossip.let_in(peer)
+
     def add_peers(self, peers: Iterable[PeerAddress]) -> None:
         """Peers that were found some other way, to be tried when nobody else tells of them."""
         self._neighbours.add(peers)

@@ -216,8 +216,13 @@ class View:
         return events
 
     def shut_out(self, peer: PeerId) -> ViewEvent | None:
-        """Never believe this peer again: it was revoked."""
+        """Do not believe this peer until it is let in again: it was revoked."""
         return self._refuse(short_id(peer), math.inf, "shut out")
+
+    def let_in(self, peer: PeerId) -> None:
+        """Believe a peer again that was shut out: it has a later invite."""
+        if self._refused.get(short_id(peer)) == math.inf:
+            del self._refused[short_id(peer)]
 
     def _refuse(self, short: ShortId, until: float, reason: Reason) -> ViewEvent | None:
         self._refused[short] = max(until, self._refused.get(short, 0.0))

@@ -155,6 +155,22 @@ def test_peer_that_was_shut_out_stays_out() -> None:
     assert view.learn(Voice(1, 2).news(), 1e6).verdict == "old"
 
 
+def test_peer_that_was_shut_out_is_believed_once_it_is_let_in_again() -> None:
+    voice = Voice(1)
+    view = view_with(voice)
+    view.shut_out(voice.peer)
+    view.let_in(voice.peer)
+    assert view.hear(Voice(1, 2).heartbeat(), 2.0) == "wanted"
+    assert view.learn(Voice(1, 2).news(), 2.0).verdict == "news"
+
+
+def test_letting_in_forgives_no_contradiction() -> None:
+    view = view_with(Voice(1, 1, text="here"))
+    view.learn(Voice(1, 1, text="there").news(), 1.0)
+    view.let_in(Voice(1).peer)
+    assert view.hear(Voice(1, 2).heartbeat(), 2.0) == "ignored"
+
+
 def test_flood_of_new_records_of_one_peer_is_taken_in_slowly() -> None:
     view = view_with(Voice(1))
     taken = sum(view.learn(Voice(1, sequence).news(), 1.0).verdict == "news" for sequence in range(2, 60))
