@@ -67,6 +67,10 @@ class _Kept:
     context_tokens: int
 
 
+class _NotWanted(Exception):
+    """The peer ends while layers are loaded."""
+
+
 class Keeper:
     """One serving peer's. `run` is its lifetime."""
 
@@ -79,6 +83,7 @@ class Keeper:
         self._get_device: Callable[[], Awaitable[DeviceThread]] | None = None
         self._wake = trio.Event()
         self._progress = (0, 0)
+        self._is_ending = False
         self._peers: frozenset[PeerId] = frozenset()
         self._peers_changed_at = trio.current_time()
         self._started = monotonic()
@@ -164,17 +169,25 @@ class Keeper:
         self._get_device = get_device
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._join)
-            while self._life.state != "left":
-                self._life.tick(trio.current_time())
-                self._life.progress(*self._progress)
-                while (command := self._life.next_command()) is not None:
-                    self._do(command, nursery)
-                self._note_peers()
-                self._say()
-                self._wake = trio.Event()
-                with trio.move_on_at(min(self._life.due_at, trio.current_time() + LOOK_S)):
-                    await self._wake.wait()
+            try:
+                await self._live(nursery)
+            finally:
+                self._is_ending = True
+                with trio.CancelScope(shield=True):  # a load that is under way may hold us up for longer than we have
+                    await self._member.gossip.leave()
             nursery.cancel_scope.cancel()
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        while self._life.state != "left":
+            self._life.tick(trio.current_time())
+            self._life.progress(*self._progress)
+            while (command := self._life.next_command()) is not None:
+                self._do(command, nursery)
+            self._note_peers()
+            self._say()
+            self._wake = trio.Event()
+            with trio.move_on_at(min(self._life.due_at, trio.current_time() + LOOK_S)):
+                await self._wake.wait()
 
     def _do(self, command: Command, nursery: trio.Nursery) -> None:
         log.info("life", state=self._life.state, command=type(command).__name__, waits_for=self._life.waits_for)
@@ -235,6 +248,8 @@ class Keeper:
                     await self._take(seat)
         except (ConfigError, IntegrityError, OverloadedError) as error:
             self._life.failed(error.message, trio.current_time())
+        except _NotWanted:
+            return
         else:
             self._life.loaded(trio.current_time())
             self.is_ready.set()
@@ -271,6 +286,9 @@ class Keeper:
         self._wake.set()
 
     def _note_progress(self, done_bytes: int, total_bytes: int) -> None:
+        """Called in the device's thread, which nobody can cancel: so a peer that ends waits for one tensor at most."""
+        if self._is_ending:
+            raise _NotWanted
         self._progress = done_bytes, total_bytes
 
     # What the swarm hears.

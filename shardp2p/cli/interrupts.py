@@ -66,6 +66,22 @@ class Interrupts:
         finally:
             self._instead = None
 
+    @contextmanager
+    def ending(self, scope: object) -> Iterator[None]:
+        """Let being told to end cancel `scope`, which is within the trio run, in place of the whole run.
+
+        So what stands around the scope can still say goodbye.
+        """
+        import trio
+
+        token, before = trio.lowlevel.current_trio_token(), self._cancel
+        self._cancel = lambda: _run_soon(token, scope)
+        try:
+            self.check()
+            yield
+        finally:
+            self._cancel = before
+
     def check(self) -> None:
         """Raise Interrupted if we were told to end. For long work in other threads, which signals do not reach."""
         if self.exit_code is not None:

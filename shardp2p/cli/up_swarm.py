@@ -18,6 +18,8 @@ from shardp2p.errors import ConfigError
 from shardp2p.weights.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
+    import trio
+
     from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
     from shardp2p.identity.keys import Identity
     from shardp2p.keeper import Keeper, Offer
@@ -113,27 +115,36 @@ async def serve_in_swarm(identity: Identity, start: InSwarm, watch_stdin: Callab
     import trio
 
     with quick_imports():
-        from shardp2p.gateway.local import open_local
         from shardp2p.keeper import Keeper
         from shardp2p.member import open_member
 
     member_of = open_member(identity, start.joined, start.settings.listen, peers=start.settings.peers, kept=start.kept)
     async with member_of as member, trio.open_nursery() as nursery:
         keeper = Keeper(member, start.offer)
-        async with (
-            open_local(start.paths.run_dir, member.peer_id, local_answers(member, keeper)),
-            _open_device(start.settings, nursery) as get_device,
-        ):
-            if watch_stdin is not None:
-                nursery.start_soon(watch_stdin)
-            nursery.start_soon(_watch_refusal, member)
-            if start.is_once and member.bootstrap:
-                await member.wait_sight()
-            interrupts.is_serving = True
-            with interrupts.first_means(partial(_drain, keeper)):
-                nursery.start_soon(_announce, member, keeper, start)
-                await keeper.run(get_device)
+        with interrupts.ending(nursery.cancel_scope):
+            await _serve(member, keeper, start, nursery, watch_stdin)
         nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    member: Member, keeper: Keeper, start: InSwarm, nursery: trio.Nursery, watch_stdin: Callable[[], Any] | None
+) -> None:
+    """Answer this machine's commands and keep what the swarm needs, until told to leave."""
+    from shardp2p.gateway.local import open_local
+
+    async with (
+        open_local(start.paths.run_dir, member.peer_id, local_answers(member, keeper)),
+        _open_device(start.settings, nursery) as get_device,
+    ):
+        if watch_stdin is not None:
+            nursery.start_soon(watch_stdin)
+        nursery.start_soon(_watch_refusal, member)
+        if start.is_once and member.bootstrap:
+            await member.wait_sight()
+        interrupts.is_serving = True
+        with interrupts.first_means(partial(_drain, keeper)):
+            nursery.start_soon(_announce, member, keeper, start)
+            await keeper.run(get_device)
 
 
 def local_answers(member: Member, keeper: Keeper | None) -> Mapping[str, Any]:

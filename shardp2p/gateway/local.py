@@ -45,7 +45,8 @@ async def open_local(directory: Path, peer: PeerId, answers: Mapping[str, Answer
             nursery.cancel_scope.cancel()
     finally:
         listener.close()
-        await trio.to_thread.run_sync(path.unlink, True)
+        with trio.CancelScope(shield=True):  # a peer that is told to end leaves no file either
+            await trio.to_thread.run_sync(path.unlink, True)
 
 
 def running_peers(directory: Path) -> tuple[PeerId, ...]:

@@ -85,6 +85,7 @@ class Life:
         self.due_at = now if is_founder else float("inf")
         self._commands: deque[Command] = deque()
         self._is_choosing = False
+        self._has_served = False
         self._moves = 0
         self._retry_s = RETRY_S
 
@@ -150,6 +151,7 @@ class Life:
         """What was to be loaded serves."""
         if self.state == "loading":
             self.state = "serving"
+            self._has_served = True
             self.waits_for = ""
             self._retry_s = RETRY_S
             self.due_at = now + REVIEW_S
@@ -165,7 +167,8 @@ class Life:
         """The peer is to leave, as soon as what it serves is done; a second call leaves at once."""
         if self.state == "draining":
             self._leave()
-        elif self.state in ("serving", "loading"):
+        elif self.state in ("serving", "loading") or (self.state == "placing" and self._has_served):
+            # A peer that is about to move serves what it holds until then.
             self.state = "draining"
             self.waits_for = f"finishing the requests that run, at most {DRAIN_S:.0f} s"
             self.due_at = now + DRAIN_S

@@ -97,3 +97,12 @@ async def test_a_place_where_no_socket_can_be_says_so(directory: Path) -> None:
     with pytest.raises(ConfigError, match="cannot listen for this machine's commands"):
         async with open_local(directory / "file", PEER, ANSWERS):
             pass
+
+
+async def test_a_peer_that_is_told_to_end_leaves_no_socket(directory: Path) -> None:
+    with trio.CancelScope() as scope:
+        async with open_local(directory, PEER, {}):
+            assert await trio.to_thread.run_sync(running_peers, directory) == (PEER,)
+            scope.cancel()
+            await trio.sleep_forever()
+    assert not await trio.Path(directory / f"{PEER}{SUFFIX}").exists()

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import trio
 
 from shardp2p.cli.interrupts import Interrupted, Interrupts
 
@@ -35,3 +36,21 @@ def test_process_that_is_to_survive_its_terminal_does() -> None:
     interrupts.install()
     signal.raise_signal(signal.SIGHUP)
     assert interrupts.exit_code is None
+
+
+def test_what_stands_around_the_scope_that_ends_may_still_say_goodbye() -> None:
+    interrupts = Interrupts()
+    interrupts.install()
+    said: list[str] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope, interrupts.ending(scope):
+            signal.raise_signal(signal.SIGTERM)
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+        said.append("goodbye")
+
+    with pytest.raises(Interrupted):
+        interrupts.run(main)
+    assert said == ["goodbye"]
+    assert interrupts.exit_code == 128 + signal.SIGTERM

@@ -166,6 +166,15 @@ def test_draining_finishes_what_runs_and_then_leaves() -> None:
     assert (life.state, commands(life)) == ("left", [Leave()])
 
 
+def test_a_peer_that_is_about_to_move_finishes_what_runs_before_it_leaves() -> None:
+    life = serving()
+    life.tick(5 + REVIEW_S)
+    commands(life)
+    life.chosen(BACK, "nobody holds them", 5 + REVIEW_S)
+    life.drain(5.5 + REVIEW_S)
+    assert (life.state, commands(life)) == ("draining", [Drain()])
+
+
 def test_draining_is_bounded() -> None:
     life = serving()
     life.drain(20.0)
