@@ -129,9 +129,14 @@ class Seating:
                         yield (seat,), f"{few or 'no'} peers hold layer {order[0]} of {offered.shape.model}"
                         break
 
+    def _holders(self, digest: str, records: Iterable[CoverageRecord]) -> tuple[Holder, ...]:
+        """Who holds layers of a model. Whoever lies about how many it has is left out."""
+        layers = self.offered(digest).shape.layers
+        return tuple(holder for holder in holders_of(digest, records) if holder.layers.stop <= layers)
+
     def _held(self, digest: str, records: Sequence[CoverageRecord]) -> list[int]:
         """How many others hold each layer of a model, or are about to."""
-        coming = [holder.layers for holder in holders_of(digest, records) if holder.is_coming]
+        coming = [holder.layers for holder in self._holders(digest, records) if holder.is_coming]
         return counts(self.offered(digest).shape.layers, coming)
 
     def settle(self, seats: Seats, records: Iterable[CoverageRecord]) -> tuple[Seats, str]:
@@ -145,7 +150,7 @@ class Seating:
             mine = [seat for seat in seats if seat.digest == digest]
             if not mine:
                 continue
-            others = holders_of(digest, records)
+            others = self._holders(digest, records)
             claims = [Holder(self._peer, seat.layers, state="placing") for seat in mine]
             moved = resolve_conflict(offered.shape, self._peer, [*others, *claims])
             if moved is None:
@@ -169,7 +174,7 @@ class Seating:
             return held, "the user chose these layers"
         records = tuple(records)
         for digest, offered in self._models.items():
-            coverage = holders_of(digest, records)
+            coverage = self._holders(digest, records)
             if must_move(offered.shape, self._peer, coverage):
                 others = [record for record in records if record.peer_id != self._peer]
                 return self.choose(others, topology, stored=held)
@@ -188,7 +193,7 @@ class Seating:
         records = tuple(records)
         gives_up = {seat.digest for seat in held if seat not in wanted}
         return all(
-            may_leave(self.offered(digest).shape, self._peer, holders_of(digest, records)) for digest in gives_up
+            may_leave(self.offered(digest).shape, self._peer, self._holders(digest, records)) for digest in gives_up
         )
 
     def _pinned_seats(self, layers: LayerRange) -> tuple[Seats, str]:
@@ -201,7 +206,7 @@ class Seating:
 
     def _offer(self, offered: Offered, records: Sequence[CoverageRecord], stored: Seats, *, is_inner: bool) -> Offer:
         shape = offered.shape
-        coverage = holders_of(shape.digest, records)
+        coverage = self._holders(shape.digest, records)
         speeds = sorted(holder.layer_s for holder in coverage if holder.state == "serving")
         return Offer(
             shape=shape,

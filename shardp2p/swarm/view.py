@@ -107,8 +107,7 @@ class View:
 
     def heartbeat_of(self, short: ShortId, now: float) -> Heartbeat | None:
         """The newest heartbeat of a peer, with its age."""
-        entry = self._entries.get(short)
-        if entry is None:
+        if (entry := self._entries.get(short)) is None:
             return None
         return Heartbeat(short, entry.record.sequence, entry.count, entry.proof, max(0.0, now - entry.alive_at))
 
@@ -122,8 +121,7 @@ class View:
         short, version = heartbeat.short, (heartbeat.sequence, heartbeat.count)
         if self._is_refused(short, now):
             return "ignored"
-        entry = self._entries.get(short)
-        if entry is None:
+        if (entry := self._entries.get(short)) is None:
             if heartbeat.age_s >= MAX_LIFETIME_S or version <= self._gone.get(short, (0, 0)):
                 return "old"
             return "wanted" if len(self._entries) < self._max_peers else "ignored"

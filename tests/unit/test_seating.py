@@ -112,6 +112,17 @@ def test_without_a_model_it_says_how_to_get_one() -> None:
     assert "shardp2p model import" in reason
 
 
+def test_a_peer_that_lies_about_how_many_layers_there_are_is_left_out() -> None:
+    held = HeldLayers(
+        MODEL, "ab" * 32, 1000, LayerRange(194, 865), "loading", "float32", 2048, LAYER_BYTES, ROWS, ROWS, 0.0, 0.0
+    )
+    liar = CoverageRecord(SwarmId("swarm"), PeerId("liar"), 1, 0.0, 10.0, "placing", held=(held,))
+    place = seating(LAYERS + 10)
+    chosen, _ = place.choose([liar], NOWHERE)
+    assert chosen == (seat("0:30"),)
+    assert place.settle(chosen, [liar])[0] == chosen
+
+
 def test_claim_stays_where_nobody_else_chose_it() -> None:
     place = seating(15)
     assert place.settle((seat("8:20"),), [record("a", "0:8"), record("b", "20:30")])[0] == (seat("8:20"),)
