@@ -79,6 +79,10 @@ def make_offer(settings: UpSettings, paths: Paths) -> Offer:
     models = _models(settings, paths)
     if settings.layers is not None and len(models) > 1:
         raise ConfigError("--layers needs a model; name it with --model")
+    if settings.layers is not None and settings.layers.stop > (count := models[0].manifest.layers):
+        raise ConfigError(
+            f"--layers {settings.layers} goes beyond {models[0].name}, which has {count} layers: 0:{count} are all"
+        )
     memory_bytes = offered_bytes(settings.device, settings.memory_bytes)
     return Offer(
         models=tuple(_offered(model, settings) for model in models),

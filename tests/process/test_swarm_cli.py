@@ -16,13 +16,16 @@ from typer.testing import CliRunner, Result
 
 from shardp2p.cli.process_title import hide_argument
 from shardp2p.cli.swarm import app, parse_lifetime
-from shardp2p.config import default_paths
+from shardp2p.cli.up_swarm import make_offer
+from shardp2p.config import UpSettings, default_paths
 from shardp2p.errors import ConfigError
 from shardp2p.identity.join import PREFIX, OpenSwarm, parse_join, read_join
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.owned import OwnedSwarms
 from shardp2p.identity.token import Invite
+from shardp2p.vocabulary import LayerRange, ModelId
 from tests.support.members import peer
+from tests.support.models import smollm2_directory
 
 ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{peer(1).peer_id}"
 
@@ -244,3 +247,10 @@ def test_token_on_the_command_line_vanishes_from_the_list_of_processes() -> None
 
 def test_nothing_is_hidden_where_there_is_nothing() -> None:
     assert not hide_argument("")
+
+
+def test_layers_beyond_the_model_are_refused_before_anything_is_joined(tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(smollm2_directory().parent, target_is_directory=True)
+    settings = UpSettings(model=ModelId("smollm2"), layers=LayerRange(0, 99))
+    with pytest.raises(ConfigError, match="which has 30 layers: 0:30 are all"):
+        make_offer(settings, default_paths(tmp_path))
