@@ -53,6 +53,8 @@ async def ask(addresses: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     configure_logging("warning")
     try:
         trio.run(ask, sys.argv[1:])

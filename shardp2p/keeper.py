@@ -74,14 +74,16 @@ class _NotWanted(Exception):
 class Keeper:
     """One serving peer's. `run` is its lifetime."""
 
-    def __init__(self, member: Member, offer: Offer) -> None:
+    def __init__(self, member: Member, offer: Offer, *, is_owner: bool = False) -> None:
+        """The swarm's owner may begin alone; anybody else waits until a peer of it answers."""
         self._member = member
         self._offer = offer
-        self._life = Life(trio.current_time(), is_founder=not member.bootstrap)
+        self._life = Life(trio.current_time(), is_founder=is_owner and not member.bootstrap)
         self._seating = Seating(member.peer_id, offer.models, offer.budget, offer.pinned)
         self._kept: dict[Seat, _Kept] = {}
         self._get_device: Callable[[], Awaitable[DeviceThread]] | None = None
         self._wake = trio.Event()
+        self._logged = ""
         self._progress = (0, 0)
         self._is_ending = False
         self._peers: frozenset[PeerId] = frozenset()
@@ -184,13 +186,19 @@ class Keeper:
             while (command := self._life.next_command()) is not None:
                 self._do(command, nursery)
             self._note_peers()
+            self._log()
             self._say()
             self._wake = trio.Event()
             with trio.move_on_at(min(self._life.due_at, trio.current_time() + LOOK_S)):
                 await self._wake.wait()
 
+    def _log(self) -> None:
+        """Log where in its life the peer is, when that changes."""
+        if self._life.state != self._logged:
+            self._logged = self._life.state
+            log.info("life", state=self._life.state, waits_for=self._life.waits_for)
+
     def _do(self, command: Command, nursery: trio.Nursery) -> None:
-        log.info("life", state=self._life.state, command=type(command).__name__, waits_for=self._life.waits_for)
         match command:
             case Choose():
                 self._choose(command)

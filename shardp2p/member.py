@@ -143,7 +143,7 @@ class Member:
     async def explain_silence(self) -> str:
         """Why nobody of the peer list answers, address by address."""
         if not self.bootstrap:
-            return "no peer is known; name one with --peer, or join by a token that names some"
+            return "nobody to dial: the token names no peer and none was found; name one with --peer MULTIADDR"
         reasons: list[str] = []
 
         async def ask(peer: PeerAddress) -> None:

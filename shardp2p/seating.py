@@ -126,7 +126,7 @@ class Seating:
                 for count in range(len(run), 0, -1):
                     part = LayerRange(min(run[:count]), max(run[:count]) + 1)
                     if self._fits((seat := Seat(offered.shape.model, digest, part),)):
-                        yield (seat,), f"{few or 'no'} peers hold layer {order[0]} of {offered.shape.model}"
+                        yield (seat,), f"{_few(few)} layer {order[0]} of {offered.shape.model}"
                         break
 
     def _holders(self, digest: str, records: Iterable[CoverageRecord]) -> tuple[Holder, ...]:
@@ -232,3 +232,7 @@ class Seating:
             except ConfigError as error:
                 reasons.append(error.message)
         return min(reasons, key=len) if reasons else "no part of a model fits into the memory that is offered"
+
+
+def _few(count: int) -> str:
+    return {0: "nobody holds", 1: "only one peer holds"}.get(count, f"only {count} peers hold")

@@ -58,7 +58,12 @@ def invite(
     ] = None,
     role: Annotated[str, typer.Option("--role", help="member: serves and asks. client: only asks.")] = "member",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="How long it, and what joins by it, counts: 12h, 7d, 1y.")
+        str,
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            help="How long it, and what joins by it, counts: 12h, 7d, 1y. Clocks may be ten minutes off.",
+        ),
     ] = "30d",
     uses: Annotated[int, typer.Option("--uses", min=0, help="For so many peers; 0: for any number.")] = 0,
     bound_to: Annotated[str | None, typer.Option("--for", metavar="PEER_ID", help="For this peer alone.")] = None,
@@ -93,7 +98,7 @@ def invite(
         where = {"token": text} if out is None else {"file": str(user_path(out))}
         write_json({**_head(swarm), **details, "peers": addresses, **where})
     else:
-        typer.echo(text if out is None else f"the token is in {user_path(out)}; join with: shardp2p up --join FILE")
+        typer.echo(text if out is None else f"the token is in {user_path(out)}; join with: shardp2p up --join {out}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -41,6 +42,13 @@ class InSwarm:
     paths: Paths
     is_once: bool
     as_json: bool
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the swarm is this user's own."""
+        from shardp2p.identity.owned import OwnedSwarms
+
+        return any(owned.swarm == self.joined.swarm for owned in OwnedSwarms(self.paths.swarms_dir).list())
 
 
 def find_swarm(join: str | None, identity: Identity, paths: Paths) -> tuple[JoinedSwarm, JoinedSwarms] | None:
@@ -124,7 +132,7 @@ async def serve_in_swarm(identity: Identity, start: InSwarm, watch_stdin: Callab
 
     member_of = open_member(identity, start.joined, start.settings.listen, peers=start.settings.peers, kept=start.kept)
     async with member_of as member, trio.open_nursery() as nursery:
-        keeper = Keeper(member, start.offer)
+        keeper = Keeper(member, start.offer, is_owner=start.is_owner)
         with interrupts.ending(nursery.cancel_scope):
             await _serve(member, keeper, start, nursery, watch_stdin)
         nursery.cancel_scope.cancel()
@@ -143,7 +151,7 @@ async def _serve(
         if watch_stdin is not None:
             nursery.start_soon(watch_stdin)
         nursery.start_soon(_watch_refusal, member)
-        if start.is_once and member.bootstrap:
+        if start.is_once and not (start.is_owner and not member.bootstrap):
             await member.wait_sight()
         interrupts.is_serving = True
         with interrupts.first_means(partial(_drain, keeper)):
@@ -219,7 +227,7 @@ async def _announce(member: Member, keeper: Keeper, start: InSwarm) -> None:
 
     with progress_bar() as report:
         while not keeper.is_ready.is_set():
-            report(f"{keeper.state}: {keeper.waits_for}", 0, 0)
+            report(f"{keeper.state}: {_briefly(keeper.waits_for)}", 0, 0)
             with trio.move_on_after(SHOW_S):
                 await keeper.is_ready.wait()
     if start.as_json:
@@ -233,7 +241,7 @@ def _lines(member: Member, keeper: Keeper, start: InSwarm) -> list[str]:
     memory = status["memory"]
     lines = [
         f"peer     {member.peer_id}",
-        f"swarm    {member.name} ({member.swarm}), {status['live_peers']} peers live",
+        f"swarm    {member.name} ({member.swarm}), {_live(status['live_peers'])}",
         f"reach    {status['reachability']}: others dial the addresses below",
     ]
     lines += [
@@ -256,6 +264,15 @@ def _join_line(member: Member, start: InSwarm) -> str:
         return f"shardp2p up --join {text}"
     addresses = " ".join(f"--peer {address}" for address in member.node.addresses()[:2])
     return f"its owner invites others with: shardp2p swarm invite {member.name} {addresses}"
+
+
+def _briefly(reason: str) -> str:
+    """A reason with peer ids cut to what tells them apart: a line has little room."""
+    return re.sub(r"12D3KooW\w+(\w{8})", r"…\1", reason)
+
+
+def _live(count: int) -> str:
+    return "nobody else is there yet" if count == 1 else f"{count} peers live"
 
 
 def _mib(count: int) -> str:

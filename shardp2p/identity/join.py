@@ -117,7 +117,9 @@ def read_join(text_or_path: str) -> Join:
     except (OSError, ValueError) as error:
         # What was given may be a token without its beginning, so it is not quoted.
         reason = error.strerror if isinstance(error, OSError) else "it is no path"
-        raise ConfigError(f"--join is neither a token ({PREFIX}…) nor a file that can be read: {reason}") from error
+        raise ConfigError(
+            f"--join is neither a token ({PREFIX}…) nor a file that can be read ({reason}), nor a swarm of yours"
+        ) from error
 
 
 def _invite(sealed_grant: bytes, peers: tuple[str, ...], seed: bytes) -> Invite:
