@@ -212,5 +212,5 @@ def _passed_over(candidates: Sequence[_Candidate], missing: Sequence[LayerRange]
         and any(one.holder.layers.start < gap.stop and gap.start < one.holder.layers.stop for gap in missing)
     ]
     if not why:
-        return f"nobody holds {named(missing)}; start one more peer, or one with more memory"
+        return "nobody holds them; start one more peer, or one with more memory"
     return "; ".join(why[:MAX_NAMED]) + (f"; and {len(why) - MAX_NAMED} more" if len(why) > MAX_NAMED else "")
