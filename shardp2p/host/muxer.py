@@ -34,6 +34,10 @@ FLOOD_BYTES: Final = 1024 * 1024
 WINDOWS_BYTES: Final = 64 * 1024 * 1024
 """What all receive windows of a connection may add up to when they grow: the most a peer can make us buffer."""
 PING_INTERVAL_S: Final = 1.0
+QUIET_S: Final = 0.9
+"""Whom we heard within this needs no ping, so of two idle sides one pings and the other hears it."""
+ROUND_TRIP_S: Final = 10.0
+"""How old the measured round trip may get: windows grow by it."""
 SILENCE_S: Final = 4.0
 """A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
 LINGER_S: Final = 5.0
@@ -82,7 +86,7 @@ class Muxer(IMuxedConn):
         self._scope = trio.CancelScope()
         self._heard_at = 0.0
         self._used_at = 0.0
-        self._pinged_at = 0.0
+        self._pinged_at = -ROUND_TRIP_S
         self._ping_value = 0
 
     # What libp2p's swarm needs.
@@ -268,9 +272,10 @@ class Muxer(IMuxedConn):
         """Ping, notice silence, and reset streams that the peer leaves half open."""
         while True:
             before = trio.current_time()
-            self._ping_value = (self._ping_value + 1) % 2**32
-            self._pinged_at = before
-            self.queue(encode_control(frames.PING, frames.SYN, 0, self._ping_value))
+            if before - self._heard_at >= QUIET_S or before - self._pinged_at >= ROUND_TRIP_S:
+                self._ping_value = (self._ping_value + 1) % 2**32
+                self._pinged_at = before
+                self.queue(encode_control(frames.PING, frames.SYN, 0, self._ping_value))
             await trio.sleep(PING_INTERVAL_S)
             now = trio.current_time()
             if now - before > 2 * PING_INTERVAL_S:
