@@ -68,8 +68,9 @@ def up(model: Path, data_dir: Path, *arguments: object, layers: str = "0:2") -> 
     return ("up", "--model", model, "--layers", layers, "--data-dir", data_dir, "--threads", 1, *arguments)
 
 
-def test_no_model_points_to_the_list(refused: Callable[..., str]) -> None:
-    assert "shardp2p model list" in refused()
+def test_no_swarm_and_no_model_say_what_to_do(refused: Callable[..., str]) -> None:
+    assert "shardp2p swarm create" in refused()
+    assert "shardp2p model list" in refused("--layers", "0:1")
 
 
 def test_unknown_model_and_wrong_path_are_named(refused: Callable[..., str], tmp_path: Path) -> None:
