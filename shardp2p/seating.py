@@ -13,7 +13,7 @@ from shardp2p.errors import ConfigError, LocalProtocolError
 from shardp2p.runtime.budget import Budget
 from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, counts, holders_of
 from shardp2p.scheduler.options import SPARED
-from shardp2p.scheduler.reseating import GAIN, STEADY_GAIN, better_seat, may_leave
+from shardp2p.scheduler.reseating import better_seat, may_leave
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.sharing import Offer, share
 from shardp2p.scheduler.topology import ModelShape, Topology
@@ -167,8 +167,8 @@ class Seating:
     ) -> tuple[Seats, str]:
         """`held` again, or other seats: where layers are missing, or where the best ring gets clearly faster; and why.
 
-        `records` have our own among them. Unless somebody came or went (`is_changed`), only what no error of measuring
-        explains is a reason to move.
+        `records` have our own among them. Unless somebody came or went (`is_changed`), nobody moves for speed: what was
+        measured anew is no reason.
         """
         if self._pinned is not None:
             return held, "the user chose these layers"
@@ -178,8 +178,7 @@ class Seating:
             if must_move(offered.shape, self._peer, coverage):
                 others = [record for record in records if record.peer_id != self._peer]
                 return self.choose(others, topology, stored=held)
-            gain = GAIN if is_changed else STEADY_GAIN
-            better = better_seat(offered.shape, self._peer, coverage, topology, gain=gain)
+            better = better_seat(offered.shape, self._peer, coverage, topology) if is_changed else None
             if better is None:
                 continue
             kept = [seat for seat in held if seat.digest != digest]

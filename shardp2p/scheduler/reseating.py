@@ -14,7 +14,6 @@ from shardp2p.scheduler.holders import Holder, counts, named
 from shardp2p.scheduler.options import SPARED, options
 from shardp2p.scheduler.placement import Placement
 from shardp2p.scheduler.planning import PlanReport, plan
-from shardp2p.scheduler.planning_keep import ERROR
 from shardp2p.scheduler.ring_search import Ring, cheapest_ring
 from shardp2p.scheduler.settling import rank
 from shardp2p.scheduler.target import seats_by_peer, turned, widened
@@ -22,10 +21,7 @@ from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.vocabulary import PeerId
 
 GAIN = 0.08
-"""The share of a lap that the plan must save once peers came or went."""
-
-STEADY_GAIN = 1 - (1 - ERROR) / (1 + ERROR)
-"""The same while nobody came or went: so much, and no error within ERROR moves anybody off the best ring."""
+"""The share of a lap that the plan must save. Asked only once peers came or went: noise alone moves nobody."""
 
 MOST_PEERS = 128
 """Beyond so many peers of a model nobody moves for speed: there, newcomers find good places among many."""

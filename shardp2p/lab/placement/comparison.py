@@ -20,7 +20,7 @@ from shardp2p.scheduler.planning_exact import best_tour
 from shardp2p.scheduler.planning_fill import Candidates
 from shardp2p.scheduler.planning_keep import replan
 from shardp2p.scheduler.planning_shortlist import Field
-from shardp2p.scheduler.reseating import STEADY_GAIN, next_move, target_of
+from shardp2p.scheduler.reseating import next_move, target_of
 from shardp2p.scheduler.ring_search import cheapest_ring
 from shardp2p.scheduler.topology import Machine
 from shardp2p.vocabulary import LayerRange
@@ -82,7 +82,6 @@ def compare(topologies: int, seed: int, progress: Report = lambda done, of: None
         joined = join_one_by_one(world)
         ratios.joiners.append(_joiners_ratio(world, joined))
         ratios.moves_per_join.append(joined.moves / size)
-        ratios.moves += _moves_of_seats(world, joined)
         ratios.moves += _moves(make_world(size, f"{seed}/noise/{number}", is_pipelined=number % 2 == 1))
     return ratios
 
@@ -158,17 +157,6 @@ def _joiners_ratio(world: World, joined: _Joined) -> float:
     ring = cheapest_ring(world.shape.layers, joined.holders, world.topology.delay_s)
     central = plan(world.shape, world.topology, Goal())
     return float("inf") if ring is None else ring.lap_s / central.lap_s
-
-
-def _moves_of_seats(world: World, joined: _Joined) -> int:
-    """How many noisy measurements would make a peer of a settled swarm move."""
-    moves = 0
-    for number in range(NOISY_ROUNDS):
-        noisy = with_noise(world, NOISE, number)
-        target = target_of(world.shape, joined.holders, noisy)
-        if target is not None:
-            moves += next_move(world.shape, joined.holders, noisy, target, gain=STEADY_GAIN) is not None
-    return moves
 
 
 def _moves(world: World) -> int:
