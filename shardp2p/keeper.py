@@ -24,7 +24,7 @@ from shardp2p.swarm.life import Choose, Command, Drain, Leave, Life, Load, Seat,
 from shardp2p.swarm.publisher import Coverage
 from shardp2p.swarm.speed import SpeedEstimate
 from shardp2p.vocabulary import DType, LayerRange, LayerSpeed, PeerId
-from shardp2p.wire.records import HeldLayers, NodeState
+from shardp2p.wire.records import HeldLayers, Link, NodeState
 
 if TYPE_CHECKING:
     from shardp2p.runtime.block import Block
@@ -320,7 +320,10 @@ class Keeper:
                 memory_bytes=budget.memory_bytes,
                 free_memory_bytes=max(0, budget.free_bytes - used),
                 held=tuple(held[seat] for seat in sorted(held)),
-                links=member.links.snapshot(now),
+                links=tuple(
+                    Link(link.peer, _rough(link.rtt_s), _rough(link.spread_s, 1), _rough(link.bandwidth_bytes_s))
+                    for link in member.links.snapshot(now)
+                ),
             )
         )
 
@@ -351,9 +354,14 @@ class Keeper:
             layer_bytes=offered.footprint.weight_bytes(seat.layers),
             cache_rows=rows,
             free_cache_rows=free_rows,
-            decode_layer_s=speed.decode_layer_s,
-            prefill_layer_s=speed.prefill_layer_s,
+            decode_layer_s=_rough(speed.decode_layer_s),
+            prefill_layer_s=_rough(speed.prefill_layer_s),
         )
+
+
+def _rough(value: float, digits: int = 2) -> float:
+    """`value` with so many significant digits: noise of a measurement is no news for a swarm."""
+    return float(f"{value:.{digits}g}")
 
 
 def _published(life: Life) -> NodeState:

@@ -34,7 +34,7 @@ FLOOD_BYTES: Final = 1024 * 1024
 WINDOWS_BYTES: Final = 64 * 1024 * 1024
 """What all receive windows of a connection may add up to when they grow: the most a peer can make us buffer."""
 PING_INTERVAL_S: Final = 1.0
-QUIET_S: Final = 0.9
+QUIET_S: Final = 1.9
 """Whom we heard within this needs no ping, so of two idle sides one pings and the other hears it."""
 ROUND_TRIP_S: Final = 10.0
 """How old the measured round trip may get: windows grow by it."""

@@ -19,7 +19,7 @@ from shardp2p.wire.news import Heartbeat, News, RecordNews, ShortId, ValueId, Va
 
 URGENT_S: Final = 0.05
 """How long a record or a want waits for company."""
-CALM_S: Final = 1.0
+CALM_S: Final = 2.0
 """How long a heartbeat waits: most of the messages of a swarm in which nothing happens."""
 RETRY_S: Final = 1.0
 """When to look again for something to ask of this neighbour."""

@@ -16,7 +16,7 @@ LIFETIME_S: Final = 10.0
 LIFETIME_STEP: Final = 1.15
 """Lifetimes come in steps, because each change of it is a new record."""
 HEARTBEATS_PER_LIFETIME: Final = 3.0
-MINOR_CHANGE_S: Final = 3.0
+MINOR_CHANGE_S: Final = 10.0
 MINOR_CHANGE_S_PER_PEER: Final = 0.4
 """A swarm's records together cost each peer the same however many there are: one record in 0.4 s."""
 
