@@ -78,8 +78,9 @@ def test_killed_stage_is_named_and_the_others_go_on(
         code, _ = client.wait()
         assert code == 3
         layers = ("0:2", "2:4")[place]
+        role = ", which drives the request," if place == 0 else ""
         assert client.error_line.startswith(
-            f"stage {place + 1} of 2 (layers {layers}, peer {victim.peer_id}) went away"
+            f"stage {place + 1} of 2 (layers {layers}, peer {victim.peer_id}){role} went away"
         )
     assert_serves(tiny, data_dir, *ring)
 
