@@ -183,7 +183,7 @@ class Block:
             return [self.logits(hidden[0])]
         return list(torch.split(self.logits(torch.cat(list(hidden))), [len(rows) for rows in hidden]))
 
-    def warm_up(self, tokens: int = 16) -> None:
+    def warm_up(self, tokens: int = 2) -> None:
         """Runs a forward of `tokens` rows and of one row, so that memory taken on first use is taken now."""
         cache = self.new_cache(tokens + 1)
         for count in (tokens, 1):
