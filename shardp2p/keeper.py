@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -27,11 +28,8 @@ from shardp2p.vocabulary import DType, LayerRange, LayerSpeed, PeerId
 from shardp2p.wire.records import HeldLayers, Link, NodeState
 
 if TYPE_CHECKING:
-    from shardp2p.runtime.block import Block
     from shardp2p.runtime.device import DeviceThread
 
-SPEED_S: Final = 0.3
-"""How long the speed of new layers is measured before they serve."""
 LOOK_S: Final = 1.0
 """How often what we publish of ourselves is brought up to date: free rows, speeds, links."""
 EXPLAIN_S: Final = 4.0
@@ -269,7 +267,21 @@ class Keeper:
         device = await self._get_device()
         offered = self._seating.offered(seat.digest)
         budget, offer = CacheBudget(self._seating.cache_bytes(seat)), self._offer
-        loaded = await device.run(_load_block, offered, seat.layers, offer, budget.total_bytes, self._note_progress)
+        from shardp2p.runtime.bring_up import bring_up  # brings torch
+
+        stored = offered.stored
+        loaded = await device.run(
+            partial(
+                bring_up,
+                stored.directory,
+                seat.layers,
+                dtype=offer.dtype,
+                device=offer.device,
+                digests=stored.manifest.digests(),
+                cache_bytes=budget.total_bytes,
+                progress=self._note_progress,
+            )
+        )
         speed = SpeedEstimate(loaded.speed)
 
         def observe(rows: int, layers: int, compute_s: float) -> None:
@@ -370,36 +382,3 @@ def _published(life: Life) -> NodeState:
             return "draining"
         case state:
             return state
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    block: Block
-    growth_bytes: int
-    speed: LayerSpeed
-
-
-def _load_block(
-    offered: Offered, layers: LayerRange, offer: Offer, cache_bytes: int, progress: Callable[[int, int], None]
-) -> _Loaded:
-    """Load layers, take the memory of their caches, and measure them; on the device's thread."""
-    from shardp2p.runtime.load import load_block  # brings torch
-    from shardp2p.runtime.memory import PeakGrowth
-    from shardp2p.runtime.prepare import prepare
-    from shardp2p.runtime.speed import measure_speed
-
-    stored = offered.stored
-    prepare(stored.directory, offer.dtype, offer.device)
-    growth = PeakGrowth()
-    block = load_block(
-        stored.directory,
-        layers,
-        dtype=offer.dtype,
-        device=offer.device,
-        digests=stored.manifest.digests(),
-        progress=progress,
-    )
-    block.warm_up()
-    growth_bytes = growth.growth_bytes()
-    block.reserve(cache_bytes)
-    return _Loaded(block, growth_bytes, measure_speed(block, budget_s=SPEED_S))

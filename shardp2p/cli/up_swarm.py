@@ -185,9 +185,7 @@ async def _open_device(settings: UpSettings, nursery: Any) -> AsyncIterator[Call
 
     def import_runtime() -> None:
         with quick_imports():
-            import shardp2p.runtime.load
-            import shardp2p.runtime.prepare
-            import shardp2p.runtime.speed
+            import shardp2p.runtime.bring_up
             import shardp2p.stage.worker  # noqa: F401
 
     async def start() -> None:

@@ -46,6 +46,7 @@ IMPORTED: Final = (
     "shardp2p.cli.up_swarm",
     "shardp2p.keeper",
     "shardp2p.gateway.local",
+    "shardp2p.runtime.bring_up",
     "shardp2p.runtime.load",
     "shardp2p.runtime.prepare",
     "shardp2p.runtime.speed",
