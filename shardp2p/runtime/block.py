@@ -20,7 +20,16 @@ from shardp2p.errors import LocalProtocolError, OverloadedError, RemoteProtocolE
 from shardp2p.runtime.architecture import MISFITS, SLIDING_ATTENTION, Architecture, check_hand_through
 from shardp2p.runtime.arena import CacheArena
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
-from shardp2p.runtime.packing import Masks, Pack, PackedAs, Part, Trial, packed_attention, reads_all_positions
+from shardp2p.runtime.packing import (
+    TRIAL_ROWS,
+    Masks,
+    Pack,
+    PackedAs,
+    Part,
+    Trial,
+    packed_attention,
+    reads_all_positions,
+)
 from shardp2p.vocabulary import LayerRange
 
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -183,7 +192,7 @@ class Block:
             return [self.logits(hidden[0])]
         return list(torch.split(self.logits(torch.cat(list(hidden))), [len(rows) for rows in hidden]))
 
-    def warm_up(self, tokens: int = 2) -> None:
+    def warm_up(self, tokens: int = TRIAL_ROWS) -> None:
         """Runs a forward of `tokens` rows and of one row, so that memory taken on first use is taken now."""
         cache = self.new_cache(tokens + 1)
         for count in (tokens, 1):
@@ -260,12 +269,12 @@ class Block:
             return self._run(inputs, positions, self._any_masks(), cache)
 
     def _find_packing(self) -> PackedAs | None:
-        """How sessions can be packed, as two rows of any input show it; None where they cannot."""
+        """How sessions can be packed, as a few rows of any input show it; None where they cannot."""
         if reads_all_positions(self._inner):
             return None
         masks = self._any_masks()
-        inputs = self._example().repeat(2, *[1] * (self._example().ndim - 1))
-        positions = torch.zeros((1, 2), dtype=torch.int64, device=self.device)
+        inputs = self._example().repeat(TRIAL_ROWS, *[1] * (self._example().ndim - 1))
+        positions = torch.zeros((1, TRIAL_ROWS), dtype=torch.int64, device=self.device)
         ways: tuple[PackedAs, ...] = ("views", "joined")
         for way in ways:
             trial = Trial(self.layers, list(masks.values()) if self._mixes else [masks], way)

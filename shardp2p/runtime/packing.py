@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -133,8 +133,12 @@ class Pack(_Cacheless):
         return torch.cat([usual(module, q, k, v, own, **others)[0] for q, (k, v), own in each], 1)
 
 
+TRIAL_ROWS: Final = 16
+"""As many as a block is warmed up with: a trial takes no memory on first use that warming up does not take."""
+
+
 class Trial(_Cacheless):
-    """Watches how the layers of a block use cache and attention in a forward of two rows, which it computes none of.
+    """Watches how the layers of a block use cache and attention in a forward of TRIAL_ROWS, which it computes none of.
 
     They can be packed where each layer updates the cache once and then calls attention once, with the mask that the
     block was given, and either with what the cache handed out or with as many rows as that had.
@@ -159,7 +163,7 @@ class Trial(_Cacheless):
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Hands out what it got, with one row more where rows are joined."""
-        self._is_misfit |= self._updated is not None or keys.shape[2] != 2 or values.shape[2] != 2
+        self._is_misfit |= self._updated is not None or keys.shape[2] != TRIAL_ROWS or values.shape[2] != TRIAL_ROWS
         self._seen.append(layer_idx)
         if self._is_joined:
             keys, values = (torch.cat((one, one[:, :, :1]), 2) for one in (keys, values))
@@ -173,10 +177,10 @@ class Trial(_Cacheless):
         if self._updated is None:
             self._is_misfit = True
         elif self._is_joined:
-            self._is_misfit |= key.shape[2] != 3 or value.shape[2] != 3
+            self._is_misfit |= key.shape[2] != TRIAL_ROWS + 1 or value.shape[2] != TRIAL_ROWS + 1
         else:
             self._is_misfit |= key is not self._updated[0] or value is not self._updated[1]
-        self._is_misfit |= query.shape[2] != 2 or not any(mask is given for given in self._masks)
+        self._is_misfit |= query.shape[2] != TRIAL_ROWS or not any(mask is given for given in self._masks)
         self._updated = None
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
