@@ -182,3 +182,13 @@ def test_memory_is_shared_among_models() -> None:
 def test_unknown_digest_is_a_bug() -> None:
     with pytest.raises(LocalProtocolError):
         seating(5).offered("ef" * 32)
+
+
+def test_measuring_anew_moves_nobody() -> None:
+    near = Topology((), {(PeerId(one), PeerId(other)): 0.001 for one in ("me", "b", "c") for other in ("me", "b", "c")})
+    far = {(PeerId("a"), PeerId(other)): 1.0 for other in ("me", "b", "c")}
+    topology = Topology((), {**{(PeerId(o), PeerId(p)): 0.001 for o in "bc" for p in ("b", "c", "me")}, **far})
+    held = (seat("15:30"),)
+    live = [record("a", "0:15"), record("b", "15:30"), record("c", "15:30"), record(ME, "15:30")]
+    for known in (near, topology, NOWHERE):
+        assert seating(21).review(held, live, known, is_changed=False)[0] == held
