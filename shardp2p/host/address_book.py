@@ -9,11 +9,11 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from shardp2p.errors import ConfigError
-from shardp2p.host.addresses import TcpAddress, parse_address
+from shardp2p.host.addresses import CircuitAddress, TcpAddress, parse_address
 from shardp2p.vocabulary import PeerId
 
 MAX_PEERS: Final = 4096
@@ -146,8 +146,9 @@ def _usable(peer: PeerId, texts: Sequence[str], *, may_be_name: bool) -> list[st
             address = parse_address(text)
         except ConfigError:
             continue
-        if address.peer in (None, peer) and address.port > 0 and _is_dialable(address, may_be_name):
-            found[str(TcpAddress(address.protocol, address.host, address.port))] = None
+        tcp = address.relay if isinstance(address, CircuitAddress) else address
+        if address.peer in (None, peer) and tcp.port > 0 and _is_dialable(tcp, may_be_name):
+            found[str(replace(address, peer=None))] = None
     return list(found)[:MAX_ADDRESSES]
 
 

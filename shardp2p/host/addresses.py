@@ -1,4 +1,7 @@
-"""The multiaddrs that we dial and listen on: TCP over IP or a DNS name. Pure, but for the list of interfaces."""
+"""The multiaddrs that we dial and listen on: TCP over IP or a DNS name, or a relay's circuit.
+
+Pure, but for the list of interfaces.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from shardp2p.vocabulary import PeerId
 
 _HOST_PROTOCOLS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 _EXAMPLE: Final = "write it like /ip4/192.0.2.7/tcp/4001"
+_CIRCUIT_EXAMPLE: Final = "/ip4/192.0.2.7/tcp/4001/p2p/RELAY-ID/p2p-circuit/p2p/PEER-ID"
 _WANTED: Final = {"ip4": "an IPv4 address", "ip6": "an IPv6 address", "tcp": "a port, 0 to 65535", "p2p": "a peer id"}
 _SHOWN: Final = 80
 """As much of a wrong part as an error quotes."""
@@ -41,8 +45,44 @@ class TcpAddress:
         return self.protocol == "ip6"
 
 
-def parse_address(text: str) -> TcpAddress:
-    """The address that a multiaddr names. Raises: ConfigError when it is malformed or not plain TCP."""
+@dataclass(frozen=True, slots=True)
+class CircuitAddress:
+    """`<the relay's TCP address>/p2p/<relay>/p2p-circuit[/p2p/<peer>]`: a peer that a relay connects us to."""
+
+    relay: TcpAddress
+    peer: PeerId | None = None
+
+    def __str__(self) -> str:
+        suffix = f"/p2p/{self.peer}" if self.peer else ""
+        return f"{self.relay}/p2p-circuit{suffix}"
+
+    @property
+    def relay_peer(self) -> PeerId:
+        """Who relays."""
+        assert self.relay.peer is not None
+        return self.relay.peer
+
+
+Address = TcpAddress | CircuitAddress
+
+
+def parse_address(text: str) -> Address:
+    """The address that a multiaddr names. Raises: ConfigError when it is malformed, or neither TCP nor a circuit."""
+    relay, circuit, rest = text.partition("/p2p-circuit")
+    if not circuit:
+        return parse_tcp_address(text)
+    address = parse_tcp_address(relay) if relay else None
+    if address is None or address.peer is None:
+        raise ConfigError(f"{text[:_SHOWN]!r} names no relay; write it like {_CIRCUIT_EXAMPLE}")
+    if not rest:
+        return CircuitAddress(address)
+    if not rest.startswith("/p2p/"):
+        raise ConfigError(f"{text[:_SHOWN]!r} has something other than a peer after /p2p-circuit; {_CIRCUIT_EXAMPLE}")
+    return CircuitAddress(address, parse_peer_id(rest.removeprefix("/p2p/")))
+
+
+def parse_tcp_address(text: str) -> TcpAddress:
+    """The plain TCP address that a multiaddr names. Raises: ConfigError when it is malformed or something else."""
     try:
         parts = [(protocol.name, value) for protocol, value in Multiaddr(text).items()]
     except (MultiaddrError, ValueError, KeyError, TypeError) as error:
@@ -72,7 +112,7 @@ def _wrong_part(text: str) -> str:
 
 def parse_listen_address(text: str) -> TcpAddress:
     """An address to listen on: a literal IP without a peer id. Raises: ConfigError."""
-    address = parse_address(text)
+    address = parse_tcp_address(text)
     if address.protocol not in ("ip4", "ip6") or address.peer is not None:
         raise ConfigError(f"cannot listen on {text}; give an IP address and a port, for example /ip4/0.0.0.0/tcp/4001")
     return address

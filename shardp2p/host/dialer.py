@@ -1,4 +1,4 @@
-"""Dial a peer at given addresses, one after the other, and say of each why it failed.
+"""Dial a peer at given addresses, straight ones first, and say of each why it failed.
 
 libp2p's own dialling is not used: it tries one address per peer, forgets all of them when one leads elsewhere, and
 refuses for a minute to try again.
@@ -7,8 +7,9 @@ refuses for a minute to try again.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol
 
 import trio
 from libp2p.abc import INetConn
@@ -19,8 +20,9 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from shardp2p.errors import ConfigError, PeerUnavailableError
-from shardp2p.host.addresses import TcpAddress, parse_address
+from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress, parse_address
 from shardp2p.host.failures import HANDSHAKE_FAILURES
+from shardp2p.host.path import DIRECT, Path, relayed, upgrading_path
 from shardp2p.host.security import MembershipFailure
 from shardp2p.host.tcp import BufferedTcpStream
 from shardp2p.vocabulary import PeerId
@@ -28,48 +30,121 @@ from shardp2p.vocabulary import PeerId
 CONNECT_S: Final = 5.0
 HANDSHAKE_S: Final = 10.0
 """Bounds per address, so that one that swallows packets does not use up the caller's time for the others."""
+HEAD_START_S: Final = 0.25
+"""How long straight addresses have before relays are tried beside them: as in RFC 8305."""
 
 
-class _AddressError(Exception):
+class AddressError(Exception):
     """The plain reason why one address failed."""
 
 
-async def dial(swarm: Swarm, peer: PeerId, addresses: Sequence[str]) -> INetConn:
-    """A new connection to `peer` at the first of `addresses` where it answers.
+class Circuits(Protocol):
+    """What connects us to peers over relays."""
+
+    async def connect(self, address: CircuitAddress, peer: PeerId) -> RawConnection:
+        """The bytes of a circuit to `peer`, not yet secured. Raises: PeerUnavailableError that says why not."""
+        ...
+
+
+async def dial(swarm: Swarm, peer: PeerId, addresses: Sequence[str], circuits: Circuits | None = None) -> INetConn:
+    """A new connection to `peer` at the first of `addresses` where it answers; a relay is asked a moment later.
 
     Raises: PeerUnavailableError with each address and why it failed; ConfigError for a malformed address.
     """
     parsed = [_address_of(peer, text) for text in addresses]
     if not parsed:
         raise PeerUnavailableError(f"not connected to peer {peer}, and no address of it is known")
-    reasons: list[str] = []
-    for address in parsed:
+    straight = [(at, partial(_dial_address, swarm, peer, at)) for at in parsed if isinstance(at, TcpAddress)]
+    over_relays = [
+        (at, partial(_dial_circuit, swarm, peer, at, circuits)) for at in parsed if isinstance(at, CircuitAddress)
+    ]
+    reasons: dict[Address, str] = {}
+    found: list[INetConn] = []
+    is_out_of_straight = trio.Event()
+
+    async def try_straight(scope: trio.CancelScope) -> None:
+        await _try_each(straight, found, reasons)
+        is_out_of_straight.set()
+        if found:
+            scope.cancel()
+
+    async def try_relays(scope: trio.CancelScope) -> None:
+        with trio.move_on_after(HEAD_START_S):
+            await is_out_of_straight.wait()
+        await _try_each(over_relays, found, reasons)
+        if found:
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(try_straight, nursery.cancel_scope)
+        nursery.start_soon(try_relays, nursery.cancel_scope)
+    if found:
+        return found[0]
+    tried = "; ".join(f"{address}: {reasons[address]}" for address in parsed)
+    raise PeerUnavailableError(f"cannot reach peer {peer}: {tried}")
+
+
+async def _try_each(
+    ways: Sequence[tuple[Address, Callable[[], Awaitable[INetConn]]]],
+    found: list[INetConn],
+    reasons: dict[Address, str],
+) -> None:
+    """Try one address after the other until one leads to a connection."""
+    for address, try_it in ways:
         try:
-            return await _dial_address(swarm, peer, address)
-        except _AddressError as error:
-            reasons.append(f"{address}: {error}")
-    raise PeerUnavailableError(f"cannot reach peer {peer}: {'; '.join(reasons)}")
+            found.append(await try_it())
+        except AddressError as error:
+            reasons[address] = str(error)
+        else:
+            return
 
 
-def _address_of(peer: PeerId, text: str) -> TcpAddress:
+def _address_of(peer: PeerId, text: str) -> Address:
     address = parse_address(text)
     if address.peer not in (None, peer):
         raise ConfigError(f"the address {text} belongs to another peer than {peer}")
     return address
 
 
+async def _dial_circuit(swarm: Swarm, peer: PeerId, address: CircuitAddress, circuits: Circuits | None) -> INetConn:
+    if circuits is None:
+        raise AddressError("this host does not use relays")
+    try:
+        raw = await circuits.connect(address, peer)
+    except PeerUnavailableError as error:
+        raise AddressError(error.message) from error
+    return await upgrade(swarm, raw, peer, relayed(address.relay_peer))
+
+
 async def _dial_address(swarm: Swarm, peer: PeerId, address: TcpAddress) -> INetConn:
-    stream = await _connect(address)
+    raw = RawConnection(BufferedTcpStream(await _connect(address)), initiator=True)
+    return await upgrade(swarm, raw, peer, DIRECT)
+
+
+async def upgrade(swarm: Swarm, raw: RawConnection, peer: PeerId, path: Path) -> INetConn:
+    """The connection over bytes that we dialled to `peer` by `path`; on failure they are closed.
+
+    Raises: AddressError with the reason.
+    """
+    token = upgrading_path.set(path)
     try:
         with trio.fail_after(HANDSHAKE_S):
-            raw = RawConnection(BufferedTcpStream(stream), initiator=True)
             return await swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))
     except HANDSHAKE_FAILURES as error:
-        await trio.aclose_forcefully(stream)
-        raise _AddressError(_handshake_reason(error)) from error
+        await _close_at_once(raw)
+        raise AddressError(_handshake_reason(error)) from error
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        await _close_at_once(raw)
         raise
+    finally:
+        upgrading_path.reset(token)
+
+
+async def _close_at_once(raw: RawConnection) -> None:
+    if isinstance(raw.stream, BufferedTcpStream):
+        await trio.aclose_forcefully(raw.stream.stream)
+    else:
+        await raw.close()
 
 
 async def _connect(address: TcpAddress) -> trio.SocketStream:
@@ -77,9 +152,9 @@ async def _connect(address: TcpAddress) -> trio.SocketStream:
         with trio.fail_after(CONNECT_S):
             return await trio.open_tcp_stream(address.host, address.port)
     except trio.TooSlowError as error:
-        raise _AddressError(f"no answer within {CONNECT_S:.0f} s") from error
+        raise AddressError(f"no answer within {CONNECT_S:.0f} s") from error
     except OSError as error:
-        raise _AddressError(_connect_reason(error)) from error
+        raise AddressError(_connect_reason(error)) from error
 
 
 _CONNECT_REASONS: Final = {

@@ -12,34 +12,26 @@ from typing import Final
 
 import structlog
 import trio
-from libp2p import new_host
 from libp2p.abc import INetConn, INetStream
-from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import PrivateKey
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
-from libp2p.network.config import ConnectionConfig
 from libp2p.network.connection.raw_connection import RawConnection
-from libp2p.network.swarm import Swarm
-from libp2p.protocol_muxer.exceptions import ProtocolNotSupportedError
 from libp2p.protocol_muxer.multiselect import Multiselect
-from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-from libp2p.rcmgr import ResourceManager
-from libp2p.rcmgr.connection_limits import ConnectionLimits
-from libp2p.rcmgr.manager import ResourceLimits
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from multiaddr import Multiaddr
 
 from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import dialable_addresses, parse_listen_address
-from shardp2p.host.dialer import dial
+from shardp2p.host.dialer import Circuits, dial, upgrade
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
+from shardp2p.host.libp2p_host import make_libp2p_host, swarm_of
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import GOODBYE, Muxer
+from shardp2p.host.negotiation import NEGOTIATION_S, negotiated_stream, negotiation_failure
+from shardp2p.host.path import DIRECT, Path, upgrading_path
 from shardp2p.host.peer_ids import id_of, peer_of
-from shardp2p.host.security import security_transports
 from shardp2p.host.self_stream import SelfStream, open_pair
 from shardp2p.host.stream import HostStream
 from shardp2p.host.tcp import BufferedTcpStream, open_listeners
@@ -48,14 +40,8 @@ from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.stream import Handler, Stream
 
-MAX_CONNECTIONS: Final = 256
-"""Each costs two tasks and some buffers; a ring needs a handful."""
-MAX_CONNECTIONS_PER_PEER: Final = 8
-"""Two peers that dial each other at once keep both connections: closing one of them could meet closing the other."""
 MAX_HANDSHAKES: Final = 64
 """Strangers that are shaking hands at the same time; a further one takes the place of the oldest."""
-NEGOTIATION_S: Final = 10
-MAX_INBOUND_STREAMS: Final = 65536
 
 log = structlog.get_logger()
 
@@ -66,13 +52,16 @@ class Host:
     def __init__(self, identity: Identity, libp2p_host: BasicHost, listeners: Sequence[trio.SocketListener]) -> None:
         self._peer_id = identity.peer_id
         self._private_key = libp2p_host.get_private_key()
-        self._swarm = _swarm_of(libp2p_host)
+        self._swarm = swarm_of(libp2p_host)
         self._protocols: Multiselect = Multiselect()
         self._handlers: dict[str, Handler] = {}
         self._listeners = listeners
         self._handshakes: dict[trio.SocketStream, None] = {}  # the oldest first
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
+        self._announced: tuple[str, ...] | None = None
+        self.circuits: Circuits | None = None
+        """What dials over relays, where this host does."""
         self._swarm.set_stream_handler(self._serve_stream)
 
     @property
@@ -87,6 +76,14 @@ class Host:
 
     def addresses(self) -> tuple[str, ...]:
         """The multiaddrs, with our peer id, at which others can dial us; empty for a host that only dials."""
+        return self.listen_addresses() if self._announced is None else self._announced
+
+    def announce(self, addresses: Sequence[str]) -> None:
+        """Tell others, from now on, these addresses (with our peer id at the end) instead of where we listen."""
+        self._announced = tuple(addresses)
+
+    def listen_addresses(self) -> tuple[str, ...]:
+        """Every multiaddr, with our peer id, at which a socket of ours listens."""
         bound = [listener.socket.getsockname()[:2] for listener in self._listeners]
         return tuple(text for host, port in bound for text in dialable_addresses(host, port, self._peer_id))
 
@@ -94,6 +91,10 @@ class Host:
         """The peers to which a connection lives, in the order of connecting."""
         peers = [peer_of(peer) for peer in self._swarm.connections]
         return tuple(peer for peer in peers if self._connection(peer) is not None)
+
+    def paths(self, peer: PeerId) -> tuple[Path, ...]:
+        """How the live connections to `peer` run, the one that new streams take first."""
+        return tuple(muxer.path for muxer in self.connections(peer))
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` lives."""
@@ -117,16 +118,16 @@ class Host:
             return self._open_to_self(protocol)
         muxer = self._connection(peer) or await self._dial(peer, addresses)
         try:
-            return HostStream(await _negotiated_stream(muxer, protocol), peer)
+            return HostStream(await negotiated_stream(muxer, protocol), peer)
         except NEGOTIATION_FAILURES as error:
             if not (muxer.failure == GOODBYE and addresses):
-                raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
+                raise PeerUnavailableError(negotiation_failure(peer, protocol, muxer, error)) from error
         # The peer closed a connection that it had long not used, in the moment in which we wanted it.
         muxer = self._connection(peer) or await self._dial(peer, addresses)
         try:
-            return HostStream(await _negotiated_stream(muxer, protocol), peer)
+            return HostStream(await negotiated_stream(muxer, protocol), peer)
         except NEGOTIATION_FAILURES as error:
-            raise PeerUnavailableError(_negotiation_failure(peer, protocol, muxer, error)) from error
+            raise PeerUnavailableError(negotiation_failure(peer, protocol, muxer, error)) from error
 
     def _open_to_self(self, protocol: str) -> SelfStream:
         if self._nursery is None or protocol not in self._handlers:
@@ -146,16 +147,41 @@ class Host:
         lock = self._dialling.setdefault(peer, trio.Lock())
         try:
             async with lock:
-                return self._connection(peer) or _muxer_of(await dial(self._swarm, peer, addresses))
+                return self._connection(peer) or await self.connect(peer, addresses)
         finally:
             if not lock.locked():
                 self._dialling.pop(peer, None)
 
-    def _connection(self, peer: PeerId) -> Muxer | None:
-        """The newest live connection to `peer`."""
+    def connections(self, peer: PeerId) -> tuple[Muxer, ...]:
+        """The live connections to `peer`: those without a relay first, of these the newest first."""
         connections = self._swarm.connections.get(id_of(peer), [])
-        alive = (_muxer_of(connection) for connection in reversed(connections))
-        return next((muxer for muxer in alive if not (muxer.is_closed or muxer.is_retiring)), None)
+        alive = [_muxer_of(connection) for connection in reversed(connections)]
+        usable = [muxer for muxer in alive if not (muxer.is_closed or muxer.is_retiring)]
+        return tuple(sorted(usable, key=lambda muxer: not muxer.path.is_direct))
+
+    def _connection(self, peer: PeerId) -> Muxer | None:
+        return next(iter(self.connections(peer)), None)
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
+        """A new connection to `peer`, beside those that live. Raises: PeerUnavailableError, ConfigError, as above."""
+        return _muxer_of(await dial(self._swarm, peer, addresses, self.circuits))
+
+    async def adopt_dialled(self, raw: RawConnection, peer: PeerId, path: Path) -> Muxer:
+        """The connection over bytes that we dialled some other way. Raises: AddressError (host/dialer.py)."""
+        return _muxer_of(await upgrade(self._swarm, raw, peer, path))
+
+    async def adopt_accepted(self, raw: RawConnection, path: Path) -> Muxer | None:
+        """The connection over bytes that a peer dialled, None when it does not come about. We own `raw`."""
+        token = upgrading_path.set(path)
+        try:
+            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr("/ip4/0.0.0.0/tcp/0"))
+        except HANDSHAKE_FAILURES as error:
+            log.debug("handshake_failed", path=str(path), error=str(error))
+            return None
+        finally:
+            upgrading_path.reset(token)
+        assert isinstance(muxed, Muxer)
+        return muxed
 
     async def _start(self, nursery: trio.Nursery) -> None:
         """Accept connections and streams in `nursery` from now on."""
@@ -187,16 +213,10 @@ class Host:
             del self._handshakes[oldest]
             oldest.socket.close()
         self._handshakes[stream] = None
-        raw = RawConnection(BufferedTcpStream(stream), initiator=False)
         try:
-            muxed = await self._swarm.upgrade_inbound_raw_conn(raw, Multiaddr("/ip4/0.0.0.0/tcp/0"))
-        except HANDSHAKE_FAILURES as error:
-            log.debug("handshake_failed", error=str(error))
-            return None
+            return await self.adopt_accepted(RawConnection(BufferedTcpStream(stream), initiator=False), DIRECT)
         finally:
             self._handshakes.pop(stream, None)
-        assert isinstance(muxed, Muxer)
-        return muxed
 
     async def _serve_stream(self, net_stream: INetStream) -> None:
         """Negotiate an inbound stream and have it served; libp2p forgets the stream when this returns."""
@@ -250,7 +270,7 @@ async def open_host(
     listeners = await open_listeners([parse_listen_address(text) for text in listen])
     try:
         with single_errors():
-            libp2p_host = _make_libp2p_host(identity, membership)
+            libp2p_host = make_libp2p_host(identity, membership)
             host = Host(identity, libp2p_host, listeners)
             async with libp2p_host.run(listen_addrs=[]):
                 try:
@@ -269,67 +289,7 @@ async def open_host(
             listener.socket.close()
 
 
-def _make_libp2p_host(identity: Identity, membership: Membership | None) -> BasicHost:
-    key_pair = create_new_key_pair(identity.seed)
-    host = new_host(
-        key_pair=key_pair,
-        sec_opt=security_transports(key_pair, membership),
-        muxer_opt={TProtocol(YAMUX_PROTOCOL): Muxer},
-        resource_manager=_make_resource_manager(),
-        connection_config=ConnectionConfig(
-            min_connections=0,
-            low_watermark=0,
-            high_watermark=MAX_CONNECTIONS,
-            max_connections=MAX_CONNECTIONS,
-            max_connections_per_peer=MAX_CONNECTIONS_PER_PEER,
-        ),
-    )
-    assert isinstance(host, BasicHost)
-    # They identify every new peer in trio system tasks, where an exception would end the program.
-    _swarm_of(host).notifees.clear()
-    return host
-
-
-def _make_resource_manager() -> ResourceManager:
-    """Plain counts: libp2p's rate limits and breakers would turn away a peer that reconnects after a fault."""
-    return ResourceManager(
-        limits=ResourceLimits(max_connections=2 * MAX_CONNECTIONS, max_streams=MAX_INBOUND_STREAMS),
-        connection_limits=ConnectionLimits(),
-        enable_metrics=False,
-        enable_memory_limits=False,
-        enable_circuit_breaker=False,
-        enable_graceful_degradation=False,
-        enable_rate_limiting=False,
-    )
-
-
-def _swarm_of(host: BasicHost) -> Swarm:
-    network = host.get_network()
-    assert isinstance(network, Swarm)
-    return network
-
-
 def _muxer_of(connection: INetConn) -> Muxer:
     muxer = connection.muxed_conn
     assert isinstance(muxer, Muxer)
     return muxer
-
-
-async def _negotiated_stream(muxer: Muxer, protocol: str) -> MuxedStream:
-    muxed = await muxer.open_stream()
-    try:
-        communicator = MultiselectCommunicator(muxed)
-        await MultiselectClient().select_one_of([TProtocol(protocol)], communicator, NEGOTIATION_S)
-    except BaseException:
-        await muxed.reset()
-        raise
-    return muxed
-
-
-def _negotiation_failure(peer: PeerId, protocol: str, muxer: Muxer, error: BaseException) -> str:
-    if muxer.failure is not None:
-        return f"lost the connection to peer {peer}: {muxer.failure}"
-    # libp2p's client folds the peer's refusal into a text.
-    if isinstance(error, ProtocolNotSupportedError) or "not supported" in str(error):
-        return f"peer {peer} does not speak {protocol}; it may run another version or another role"
-    return f"peer {peer} did not open a stream of {protocol}: {error}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import trio
@@ -178,9 +179,7 @@ class KadHost:
     def refresh_addresses(self) -> None:
         """Look again at which addresses we have: it lists the machine's interfaces, so not at every message."""
         parsed = [parse_address(text) for text in (self._host.addresses() if self._is_server else ())]
-        self.advertised = tuple(
-            Multiaddr(f"/{address.protocol}/{address.host}/tcp/{address.port}") for address in parsed[:MAX_ADDRESSES]
-        )
+        self.advertised = tuple(Multiaddr(str(replace(address, peer=None))) for address in parsed[:MAX_ADDRESSES])
 
     def get_id(self) -> ID:
         """Our own id."""

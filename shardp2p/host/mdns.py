@@ -21,7 +21,7 @@ import zeroconf
 
 from shardp2p.errors import ConfigError
 from shardp2p.host.address_book import MAX_ADDRESSES, Provider
-from shardp2p.host.addresses import parse_address, parse_peer_id
+from shardp2p.host.addresses import TcpAddress, parse_address, parse_peer_id
 from shardp2p.host.host import Host
 from shardp2p.vocabulary import PeerId, SwarmId
 
@@ -127,7 +127,7 @@ class _Listener(zeroconf.ServiceListener):
 
 def _service_of(host: Host, swarm: SwarmId) -> zeroconf.ServiceInfo | None:
     """The announcement of where we listen, None for a host that only dials."""
-    listening = [parse_address(text) for text in host.addresses()]
+    listening = [at for at in map(parse_address, host.addresses()) if isinstance(at, TcpAddress)]
     if not listening:
         return None
     port = listening[0].port

@@ -24,6 +24,7 @@ from shardp2p.host import frames
 from shardp2p.host.failures import CONNECTION_FAILURES
 from shardp2p.host.frames import Frame, FrameReader, encode_control
 from shardp2p.host.muxed_stream import MuxedStream
+from shardp2p.host.path import upgrading_path
 
 MAX_STREAMS: Final = 1024
 """Open streams that a peer may have on one connection; a further one is reset at once."""
@@ -71,6 +72,7 @@ class Muxer(IMuxedConn):
         self.event_closed = trio.Event()
         self.failure: str | None = None
         self.is_retiring = False
+        self.path = upgrading_path.get()
         self.round_trip_s = 0.0
         self._is_initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._is_initiator else 2
