@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from shardp2p.errors import ConfigError, IntegrityError, OverloadedError
+from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, OverloadedError
 from shardp2p.member import Member
 from shardp2p.node import HeldModel
 from shardp2p.runtime.budget import Budget
@@ -73,7 +73,12 @@ class Keeper:
     """One serving peer's. `run` is its lifetime."""
 
     def __init__(self, member: Member, offer: Offer, *, is_owner: bool = False) -> None:
-        """The swarm's owner may begin alone; anybody else waits until a peer of it answers."""
+        """The swarm's owner may begin alone; anybody else waits until a peer of it answers.
+
+        Raises: LocalProtocolError for a client, who may hold no layers for others.
+        """
+        if not member.may_hold(member.peer_id):
+            raise LocalProtocolError(f"this peer is a client of {member.name}, and a client holds no layers for others")
         self._member = member
         self._offer = offer
         self._life = Life(trio.current_time(), is_founder=is_owner and not member.bootstrap)

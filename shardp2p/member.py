@@ -26,6 +26,7 @@ from shardp2p.identity.membership import read_statement, subject_of
 from shardp2p.node import Node
 from shardp2p.scheduler.topology import Machine, Topology
 from shardp2p.swarm.admission import USES, watch_membership
+from shardp2p.swarm.blame import FORBIDDEN
 from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
 from shardp2p.swarm.probes import Prober
@@ -78,6 +79,8 @@ class Member:
         self.node = Node(host)
         self.swarm: SwarmId = joined.swarm
         self.name = joined.name
+        self.may_hold = joined.may_hold
+        """Whether a peer's role lets it hold layers."""
         self.gossip = gossip
         self.directory = directory
         self.links = Links(host.peer_id)
@@ -169,6 +172,8 @@ class Member:
         record = open_record(sealed, self.swarm)
         if record.peer_id != peer:
             raise IntegrityError(f"peer {peer} answered with the record of {record.peer_id}", peer)
+        if record.held and not self.may_hold(peer):  # known since we are connected to it
+            raise RemoteProtocolError(f"peer {peer} {FORBIDDEN}", peer)
         return record
 
     async def ask_directory(self, topic: str) -> tuple[Sighting, ...]:
@@ -193,6 +198,8 @@ class Member:
             return Sighting(await self.ask(peer, addresses), True)
         except ShardError as error:
             log.debug("peer_not_there", peer=peer, reason=error.message)
+            if not self.may_hold(peer):
+                return None
         kept = await self.directory.get(peer)
         return None if kept is None else Sighting(open_record(kept, self.swarm), False)
 
@@ -306,6 +313,7 @@ async def open_member(
             bootstrap=bootstrap,
             validators={REVOCATIONS: subject, USES: subject},
             is_listener=is_listener,
+            may_hold=joined.may_hold,
         )
         serves = bool(listen) and not is_listener
         async with open_directory(host, "shardp2p", sequence, is_server=serves) as directory:

@@ -171,7 +171,7 @@ def _place(where: Where) -> Iterator[ClientPlace]:
     key_file = where.paths.identity_file
     with hold(key_file):
         identity = load_or_create(key_file)
-        if (found := find_swarm(None, identity, where.paths)) is None:
+        if (found := find_swarm(None, identity, where.paths, serves=False)) is None:
             raise ConfigError("this machine is in no swarm: name one with --join TOKEN|FILE, or start a peer of it")
         yield ClientPlace(identity, *found)
 

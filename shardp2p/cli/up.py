@@ -110,7 +110,7 @@ def _start(settings: UpSettings, paths: Paths, manner: _Manner) -> None:
     key_file = settings.identity or paths.identity_file
     with hold(key_file):
         key = load_or_create(key_file)
-        if (found := find_swarm(manner.join, key, paths)) is not None:
+        if (found := find_swarm(manner.join, key, paths, serves=True)) is not None:
             offer = make_offer(settings, paths)
             start = InSwarm(*found, offer, settings, paths, is_once=manner.is_once, as_json=manner.as_json)
             watch_stdin = _end_with_stdin if manner.ends_with_stdin else None

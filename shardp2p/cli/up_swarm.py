@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
     from shardp2p.identity.keys import Identity
+    from shardp2p.identity.token import Grant
     from shardp2p.keeper import Keeper, Offer
     from shardp2p.member import Member
     from shardp2p.runtime.device import DeviceThread
@@ -51,20 +52,26 @@ class InSwarm:
         return any(owned.swarm == self.joined.swarm for owned in OwnedSwarms(self.paths.swarms_dir).list())
 
 
-def find_swarm(join: str | None, identity: Identity, paths: Paths) -> tuple[JoinedSwarm, JoinedSwarms] | None:
+def find_swarm(
+    join: str | None, identity: Identity, paths: Paths, *, serves: bool
+) -> tuple[JoinedSwarm, JoinedSwarms] | None:
     """The swarm to be in: that of `join`, else the one that this identity joined before; None without any.
 
-    Raises: ConfigError for a token that is no good, and where several swarms were joined.
+    Raises: ConfigError for a token that is no good, or that lets nobody serve who `serves`, and where several swarms
+    were joined.
     """
     from shardp2p.cli.client_identity import join_clients
     from shardp2p.cli.process_title import hide_argument
     from shardp2p.identity.joined import JoinedSwarms
     from shardp2p.identity.owned import OwnedSwarms
+    from shardp2p.identity.token import Invite
 
     kept, now_s = JoinedSwarms(paths.swarms_dir), time.time()
     if join is not None:
         hide_argument(join)
         asked = OwnedSwarms(paths.swarms_dir).read_join(join, identity, now_s)
+        if serves and isinstance(asked, Invite):
+            _refuse_clients(asked.grant)
         joined = kept.join(asked, identity, now_s)
         join_clients(asked, join, paths, now_s)
         return joined, kept
@@ -72,7 +79,20 @@ def find_swarm(join: str | None, identity: Identity, paths: Paths) -> tuple[Join
     if len(remembered) > 1:
         names = ", ".join(sorted(swarm.name for swarm in remembered))
         raise ConfigError(f"this peer has joined several swarms ({names}); say which with --join TOKEN|FILE")
-    return (remembered[0], kept) if remembered else None
+    if not remembered:
+        return None
+    if serves and (membership := remembered[0].membership) is not None:
+        _refuse_clients(membership.own.grant)
+    return remembered[0], kept
+
+
+def _refuse_clients(grant: Grant) -> None:
+    """Raises: ConfigError for a grant by which one may ask a swarm and not serve it."""
+    if grant.role == "client":
+        raise ConfigError(
+            f"the invite to {grant.name} is for a client, who asks and serves no layers: ask with `shardp2p generate` "
+            "or `chat` and the same --join; to serve, ask the swarm's owner for an invite made with --role member"
+        )
 
 
 def make_offer(settings: UpSettings, paths: Paths) -> Offer:

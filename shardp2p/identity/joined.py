@@ -39,6 +39,10 @@ class JoinedSwarm:
     peers: tuple[str, ...]
     membership: Membership | None
 
+    def may_hold(self, peer: PeerId) -> bool:
+        """Whether `peer` may hold layers for others, as far as its role is known: that of whoever was connected."""
+        return self.membership is None or self.membership.role(peer) != "client"
+
 
 class JoinedSwarms:
     """The swarms under `root`, the directory `Paths.swarms_dir`."""

@@ -119,9 +119,13 @@ class Membership:
         return member
 
     def role(self, peer: PeerId) -> Role | None:
-        """What an admitted peer may do; None for one that was not admitted."""
-        member = self._admitted.get(peer)
+        """What an admitted peer, or we ourselves, may do; None for one that was not admitted."""
+        member = self.own if peer == self.own.peer else self._admitted.get(peer)
         return None if member is None else member.grant.role
+
+    def clients(self) -> tuple[PeerId, ...]:
+        """The admitted peers that may hold no layers."""
+        return tuple(peer for peer, member in self._admitted.items() if member.grant.role == "client")
 
     def ended(self, connected: Iterable[PeerId], now_s: float) -> tuple[tuple[PeerId, Refusal], ...]:
         """Which of the connected peers may not be in the swarm any more, and why."""

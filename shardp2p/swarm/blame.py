@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from shardp2p.errors import IntegrityError, OverloadedError, RemoteProtocolError
 from shardp2p.swarm.strikes import BREACH, FORGERY, Strikes
 from shardp2p.swarm.view_events import Struck
 from shardp2p.vocabulary import PeerId
+
+FORGED: Final = "passed on a heartbeat that nobody can have made"
+FORBIDDEN: Final = "claims layers, which a client may not hold"
 
 
 class Blame:

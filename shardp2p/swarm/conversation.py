@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 
+from shardp2p.errors import ConfigError, RemoteProtocolError
 from shardp2p.swarm.neighbours import Connected
-from shardp2p.vocabulary import PeerId
+from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.wire.channel import MessageChannel
+from shardp2p.wire.news import Greeting
+
+GREETING_S: Final = 10.0
 
 
 class Conversation:
@@ -17,3 +24,19 @@ class Conversation:
         self.scope = trio.CancelScope()
         self.wake = trio.Event()
         self.farewell: str | None = None
+
+
+async def greet(channel: MessageChannel, swarm: SwarmId) -> None:
+    """Exchange greetings on a new stream.
+
+    Raises: RemoteProtocolError without one in time; ConfigError when the other is in another swarm.
+    """
+    with trio.move_on_after(GREETING_S) as scope:
+        await channel.send(Greeting(swarm))
+        greeting = await channel.receive()
+    if scope.cancelled_caught:
+        raise RemoteProtocolError(f"no greeting within {GREETING_S:.0f} s")
+    if not isinstance(greeting, Greeting):
+        raise RemoteProtocolError(f"{type(greeting).__name__} came before the greeting")
+    if greeting.swarm != swarm:
+        raise ConfigError(f"{channel.peer} is in the swarm {greeting.swarm}, not in {swarm}")

@@ -41,6 +41,9 @@ WANTS_S, WANTS_AT_ONCE = 64.0, 2.0 * MAX_PEERS
 MAX_QUEUED: Final = 2 * MAX_PEERS
 """Names that wait for a neighbour which does not read; what comes later it may learn from others."""
 
+MAX_ALLOWANCES: Final = 1024
+"""Several times the neighbours that a peer has, those that left lately included."""
+
 K = TypeVar("K")
 N = TypeVar("N", RecordNews, ValueNews)
 
@@ -74,6 +77,21 @@ class Allowance:
         unasked = 34 * len(news.heartbeats) + 17 * len(news.offers)
         wants = len(news.record_wants) + len(news.value_wants)
         return self._messages.spend(1, now) and self._bytes.spend(unasked, now) and self._wants.spend(wants, now)
+
+
+class Allowances:
+    """What each peer may send. It outlives the peer's streams, so that a new stream brings no new one."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[PeerId, Allowance] = {}  # whose stream came last is last
+
+    def of(self, peer: PeerId, now: float) -> Allowance:
+        """The allowance of a peer that opens a stream."""
+        allowance = self._by_peer.pop(peer) if peer in self._by_peer else Allowance(now)
+        self._by_peer[peer] = allowance
+        while len(self._by_peer) > MAX_ALLOWANCES:
+            del self._by_peer[next(iter(self._by_peer))]
+        return allowance
 
 
 class Queue(Generic[K]):

@@ -7,25 +7,19 @@ each peer one copy of the record and a few heartbeats, and a newcomer that hears
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from shardp2p.errors import IntegrityError, RemoteProtocolError
 from shardp2p.swarm.asking import Asking
-from shardp2p.swarm.blame import Blame
-from shardp2p.swarm.exchange import CALM_S, URGENT_S, Allowance, Exchange
+from shardp2p.swarm.blame import FORBIDDEN, FORGED, Blame
+from shardp2p.swarm.exchange import CALM_S, URGENT_S, Allowances, Exchange
 from shardp2p.swarm.publisher import Publisher
-from shardp2p.swarm.sealed_records import open_record, payload_of, short_id, short_of
+from shardp2p.swarm.sealed_records import MayHold, OpenRecord, open_record, payload_of, short_id, short_of
 from shardp2p.swarm.shared_values import SharedValues, Validator, value_id
-from shardp2p.swarm.strikes import FORGERY, NUISANCE, Strikes
-from shardp2p.swarm.view import MAX_PEERS, OpenRecord, View
+from shardp2p.swarm.strikes import BREACH, FORGERY, NUISANCE, Strikes
+from shardp2p.swarm.view import MAX_PEERS, View
 from shardp2p.swarm.view_events import GossipEvent, ValueAdded
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.news import Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
-
-MAX_ALLOWANCES: Final = 1024
-"""Peers whose allowance outlives their stream, so that a new stream brings no new one."""
-
-FORGED: Final = "passed on a heartbeat that nobody can have made"
 
 
 class Gossip:
@@ -40,15 +34,16 @@ class Gossip:
         strikes: Strikes | None = None,
         opener: OpenRecord = open_record,
         max_peers: int = MAX_PEERS,
+        may_hold: MayHold = lambda peer: True,
     ) -> None:
         self.own = own
-        self.view = View(swarm, max_peers=max_peers, opener=opener)
+        self.view = View(swarm, max_peers=max_peers, opener=opener, may_hold=may_hold)
         self.values = SharedValues(validators or {})
         self.strikes = strikes or Strikes()
         self._swarm = swarm
         self._open = opener
         self._neighbours: dict[PeerId, Exchange] = {}
-        self._allowances: dict[PeerId, Allowance] = {}
+        self._allowances = Allowances()
         self._asking = Asking(self._sequence_of)
         self._events: list[GossipEvent] = []
         self._blame = Blame(self.strikes)
@@ -61,11 +56,7 @@ class Gossip:
     def connect(self, peer: PeerId, now: float) -> None:
         """`peer` is a neighbour from now on, and is to hear all that we know. Raises ConfigError for no peer id."""
         self.disconnect(peer)
-        allowance = self._allowances.pop(peer, None) or Allowance(now)
-        self._allowances[peer] = allowance
-        while len(self._allowances) > MAX_ALLOWANCES:
-            del self._allowances[next(iter(self._allowances))]
-        exchange = self._neighbours[peer] = Exchange(peer, short_id(peer), allowance)
+        exchange = self._neighbours[peer] = Exchange(peer, short_id(peer), self._allowances.of(peer, now))
         if self.own.record is not None:
             exchange.records.add(self.own.short)
         for short in self.view.shorts():
@@ -113,6 +104,13 @@ class Gossip:
         """Do not believe `peer` nor pass on its news, until it is let in again."""
         if (event := self.view.shut_out(peer)) is not None:
             self._events.append(event)
+        return self._taken_events()
+
+    def forbid_layers(self, peer: PeerId, now: float) -> list[GossipEvent]:
+        """`peer` may hold no layers, as is known now: strike it if it says that it does."""
+        if (event := self.view.forbid_layers(peer, now)) is not None:
+            self._events.append(event)
+            self._blame.strike(peer, BREACH, FORBIDDEN, now)
         return self._taken_events()
 
     def let_in(self, peer: PeerId) -> None:
@@ -187,8 +185,12 @@ class Gossip:
                 exchange.heartbeats.add(short)
                 exchange.hurry(now + URGENT_S)
             case "contradiction":
-                signer = self._open(news.sealed, self._swarm).peer_id
-                self._blame.strike(signer, FORGERY, "signed two records under one sequence", now)
+                self._blame.strike(self._signer(news), FORGERY, "signed two records under one sequence", now)
+            case "forbidden":
+                self._blame.strike(self._signer(news), BREACH, FORBIDDEN, now)
+
+    def _signer(self, news: RecordNews) -> PeerId:
+        return self._open(news.sealed, self._swarm).peer_id
 
     def _learn_of_ourselves(self, news: RecordNews, is_lie: bool) -> None:
         """A record of ours that we did not make in this run: an earlier run did, and we must go beyond it."""

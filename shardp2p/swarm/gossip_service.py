@@ -12,7 +12,6 @@ import structlog
 import trio
 
 from shardp2p.errors import (
-    ConfigError,
     OverloadedError,
     PeerUnavailableError,
     RemoteProtocolError,
@@ -21,24 +20,24 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.identity.keys import Identity
-from shardp2p.swarm.conversation import Conversation
+from shardp2p.swarm.conversation import Conversation, greet
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
+from shardp2p.swarm.sealed_records import MayHold
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.strikes import BREACH, Strikes
 from shardp2p.swarm.view_events import GossipEvent, Struck, ValueAdded, Vanished
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.messages import PeerAddress
-from shardp2p.wire.news import Farewell, Greeting, News, ValueNews
+from shardp2p.wire.news import Farewell, News, ValueNews
 from shardp2p.wire.protocols import GOSSIP
 from shardp2p.wire.records import CoverageRecord
 from shardp2p.wire.stream import Network, Stream
 
 TICK_S: Final = 0.5
 """How exactly the silent are missed."""
-GREETING_S: Final = 10.0
 DIAL_S: Final = 20.0
 SILENCE_S: Final = 30.0
 """A neighbour says at least that it lives, once in its period; one that does not for so long, or for three lifetimes,
@@ -67,6 +66,7 @@ class GossipService:
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         unix_clock: Callable[[], float] = time.time,
         is_listener: bool = False,
+        may_hold: MayHold = lambda peer: True,
     ) -> None:
         """A listener hears and passes on everything, and says nothing of itself."""
         rng = rng or Random(secrets.randbits(64))
@@ -78,6 +78,7 @@ class GossipService:
             swarm,
             validators=validators,
             strikes=strikes,
+            may_hold=may_hold,
         )
         self._neighbours = Neighbours(identity.peer_id, bootstrap, rng)
         self._conversations: dict[PeerId, Conversation] = {}
@@ -147,6 +148,10 @@ class GossipService:
         """Believe and tell nothing of `peer` any more, and end its stream: it was revoked."""
         self._apply(self._gossip.shut_out(peer, trio.current_time()))
         self._end(peer)
+
+    def forbid_layers(self, peer: PeerId) -> None:
+        """`peer` may hold no layers, as is known now: believe nothing of it for a while if it says that it does."""
+        self._apply(self._gossip.forbid_layers(peer, trio.current_time()))
 
     def let_in(self, peer: PeerId) -> None:
         """Believe `peer` again, which was shut out and has a later invite."""
@@ -299,23 +304,12 @@ class GossipService:
         async with open_channel(stream, GOSSIP) as channel:
             try:
                 with blaming(peer):
-                    await self._greet(channel)
+                    await greet(channel, self._swarm)
                     if (conversation := self._admit(peer, is_chosen)) is not None:
                         await self._exchange(channel, conversation)
             except RemoteProtocolError as error:
                 self._apply_strike(peer, error)
                 raise
-
-    async def _greet(self, channel: MessageChannel) -> None:
-        with trio.move_on_after(GREETING_S) as scope:
-            await channel.send(Greeting(self._swarm))
-            greeting = await channel.receive()
-        if scope.cancelled_caught:
-            raise RemoteProtocolError(f"no greeting within {GREETING_S:.0f} s")
-        if not isinstance(greeting, Greeting):
-            raise RemoteProtocolError(f"{type(greeting).__name__} came before the greeting")
-        if greeting.swarm != self._swarm:
-            raise ConfigError(f"{channel.peer} is in the swarm {greeting.swarm}, not in {self._swarm}")
 
     def _admit(self, peer: PeerId, is_chosen: bool) -> Conversation | None:
         """The conversation that this stream becomes, or None where the other one with this peer shall stay.

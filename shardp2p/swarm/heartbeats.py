@@ -9,7 +9,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from shardp2p.wire.records import CHAIN_BYTES
+from shardp2p.errors import IntegrityError
+from shardp2p.wire.news import Heartbeat
+from shardp2p.wire.records import CHAIN_BYTES, CoverageRecord
 
 CHAIN_LENGTH: Final = 512
 """A record lasts for half an hour in a small swarm and for hours in a large one, in 8 KiB of its owner's memory."""
@@ -47,6 +49,13 @@ def is_link(proof: bytes, steps: int, known: bytes) -> bool:
     for _ in range(steps):
         proof = _hash(proof)
     return proof == known
+
+
+def check_proof(record: CoverageRecord, heartbeat: Heartbeat) -> None:
+    """A heartbeat belongs to this record. Raises: IntegrityError."""
+    known = record.chain_anchor or bytes(len(heartbeat.proof))
+    if heartbeat.count > record.chain_length or not is_link(heartbeat.proof, heartbeat.count, known):
+        raise IntegrityError(f"a heartbeat {heartbeat.count} does not belong to the record of {record.peer_id}")
 
 
 def _hash(link: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from shardp2p.errors import IntegrityError, RemoteProtocolError
@@ -11,6 +12,10 @@ from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.codec_gossip import SHORT_BYTES
 from shardp2p.wire.news import ShortId
 from shardp2p.wire.records import RECORD_DOMAIN, CoverageRecord, decode_record, encode_record
+
+OpenRecord = Callable[[bytes, SwarmId], CoverageRecord]
+MayHold = Callable[[PeerId], bool]
+"""Whether a peer's role, as far as it is known, lets it hold layers."""
 
 _PAYLOAD: Final = slice(SEAL_BYTES, None)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from shardp2p.errors import IntegrityError, RemoteProtocolError
-from shardp2p.swarm.heartbeats import is_link
-from shardp2p.swarm.sealed_records import open_record, payload_of, short_id
+from shardp2p.errors import RemoteProtocolError
+from shardp2p.swarm.disbelief import DISBELIEF_S, Disbelief
+from shardp2p.swarm.heartbeats import check_proof, is_link
+from shardp2p.swarm.sealed_records import MayHold, OpenRecord, open_record, payload_of, short_id
 from shardp2p.swarm.strikes import TokenBucket
 from shardp2p.swarm.view_events import Appeared, Lesson, Reason, Updated, Vanished, ViewEvent
 from shardp2p.vocabulary import PeerId, SwarmId
@@ -28,8 +29,6 @@ MAX_REMEMBERED: Final = 2 * MAX_PEERS
 """Peers that are gone, by short id and last sequence: 4 MiB."""
 DEPARTURE_KEPT_S: Final = 30.0
 """How long a departure is passed on, and its peer's allowance kept."""
-CONTRADICTED_S: Final = 600.0
-"""How long a peer that said two things under one sequence is not believed."""
 LEAST_GAP_S: Final = 1.0
 """Heartbeats of one peer that follow closer are not passed on; the next one will be."""
 RECORDS_AT_ONCE: Final = 12
@@ -40,8 +39,6 @@ Hearing = Literal["news", "known", "old", "wanted", "disputed", "ignored"]
 """What a heartbeat was: news is to be passed on; wanted needs a record that we lack; disputed does not fit our record,
 so either its sender lies or the peer said two things under one sequence.
 """
-
-OpenRecord = Callable[[bytes, SwarmId], CoverageRecord]
 
 
 @dataclass(slots=True)
@@ -66,13 +63,21 @@ class _Entry:
 class View:
     """The peers of one swarm as one of them sees it, itself excluded."""
 
-    def __init__(self, swarm: SwarmId, *, max_peers: int = MAX_PEERS, opener: OpenRecord = open_record) -> None:
+    def __init__(
+        self,
+        swarm: SwarmId,
+        *,
+        max_peers: int = MAX_PEERS,
+        opener: OpenRecord = open_record,
+        may_hold: MayHold = lambda peer: True,
+    ) -> None:
         self._swarm = swarm
         self._max_peers = max_peers
         self._open = opener
+        self._may_hold = may_hold
         self._entries: dict[ShortId, _Entry] = {}
         self._gone: OrderedDict[ShortId, tuple[int, int]] = OrderedDict()
-        self._refused: OrderedDict[ShortId, float] = OrderedDict()
+        self._disbelief = Disbelief(MAX_PEERS)
         self._departed = 0
         self._live: tuple[CoverageRecord, ...] | None = ()
         self._none_silent_before = math.inf
@@ -119,7 +124,7 @@ class View:
     def hear(self, heartbeat: Heartbeat, now: float) -> Hearing:
         """Take in a heartbeat that a neighbour sent."""
         short, version = heartbeat.short, (heartbeat.sequence, heartbeat.count)
-        if self._is_refused(short, now):
+        if self._disbelief.holds(short, now):
             return "ignored"
         if (entry := self._entries.get(short)) is None:
             if heartbeat.age_s >= MAX_LIFETIME_S or version <= self._gone.get(short, (0, 0)):
@@ -161,9 +166,11 @@ class View:
         record = self._open(news.sealed, self._swarm)
         if short_id(record.peer_id) != short or record.sequence != news.heartbeat.sequence:
             raise RemoteProtocolError("a record came with the heartbeat of another")
-        _check_proof(record, news.heartbeat)
+        check_proof(record, news.heartbeat)
         if entry is not None and self._contradicts(entry, record, news.sealed):
-            return Lesson("contradiction", self._refuse(short, now + CONTRADICTED_S, "contradiction"))
+            return Lesson("contradiction", self._refuse(short, now + DISBELIEF_S, "contradiction"))
+        if record.held and not self._may_hold(record.peer_id):
+            return Lesson("forbidden", self._refuse(short, now + DISBELIEF_S, "forbidden"))
         if not self._is_acceptable(entry, record, news.heartbeat, now):
             return Lesson("old")
         return Lesson("news", self._store(short, record, news, now))
@@ -173,7 +180,7 @@ class View:
 
     def _is_acceptable(self, entry: _Entry | None, record: CoverageRecord, heartbeat: Heartbeat, now: float) -> bool:
         """Whether a valid record is newer than what we know, fresh, and within what we take in."""
-        if self._is_refused(heartbeat.short, now):
+        if self._disbelief.holds(heartbeat.short, now):
             return False
         if not record.is_departure and heartbeat.age_s >= record.lifetime_s:
             return False
@@ -213,23 +220,22 @@ class View:
         self._none_silent_before = min(ends, default=math.inf)
         return events
 
+    def forbid_layers(self, peer: PeerId, now: float) -> ViewEvent | None:
+        """Its role became known, which lets it hold none: do not believe it for a while if it says that it does."""
+        record = self.record_of(peer)
+        return self._refuse(short_id(peer), now + DISBELIEF_S, "forbidden") if record and record.held else None
+
     def shut_out(self, peer: PeerId) -> ViewEvent | None:
         """Do not believe this peer until it is let in again: it was revoked."""
         return self._refuse(short_id(peer), math.inf, "shut out")
 
     def let_in(self, peer: PeerId) -> None:
         """Believe a peer again that was shut out: it has a later invite."""
-        if self._refused.get(short_id(peer)) == math.inf:
-            del self._refused[short_id(peer)]
+        self._disbelief.let_in(short_id(peer))
 
     def _refuse(self, short: ShortId, until: float, reason: Reason) -> ViewEvent | None:
-        self._refused[short] = max(until, self._refused.get(short, 0.0))
-        while len(self._refused) > MAX_PEERS:
-            self._refused.popitem(last=False)
+        self._disbelief.refuse(short, until)
         return self._remove(short, reason)
-
-    def _is_refused(self, short: ShortId, now: float) -> bool:
-        return now < self._refused.get(short, 0.0)
 
     def _remove(self, short: ShortId, reason: Reason) -> ViewEvent | None:
         entry = self._entries.pop(short, None)
@@ -242,9 +248,3 @@ class View:
         while len(self._gone) > MAX_REMEMBERED:
             self._gone.popitem(last=False)
         return None if entry.record.is_departure else Vanished(entry.record, reason)
-
-
-def _check_proof(record: CoverageRecord, heartbeat: Heartbeat) -> None:
-    known = record.chain_anchor or bytes(len(heartbeat.proof))
-    if heartbeat.count > record.chain_length or not is_link(heartbeat.proof, heartbeat.count, known):
-        raise IntegrityError(f"a heartbeat {heartbeat.count} does not belong to the record of {record.peer_id}")

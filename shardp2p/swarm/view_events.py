@@ -8,7 +8,7 @@ from typing import Literal
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.records import CoverageRecord
 
-Reason = Literal["left", "silent", "contradiction", "shut out"]
+Reason = Literal["left", "silent", "contradiction", "forbidden", "shut out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Vanished:
-    """A peer is live no more: it left, fell silent, contradicted itself, or was shut out."""
+    """A peer is live no more: it left, fell silent, broke the rules of records, or was shut out."""
 
     record: CoverageRecord
     reason: Reason
@@ -39,9 +39,11 @@ ViewEvent = Appeared | Updated | Vanished
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a sealed record was: `same` is the very record that we have, `news` is to be passed on."""
+    """What a sealed record was: `same` is the very record that we have, `news` is to be passed on, `forbidden` names
+    layers that its peer's role does not let it hold.
+    """
 
-    verdict: Literal["news", "same", "old", "contradiction"]
+    verdict: Literal["news", "same", "old", "contradiction", "forbidden"]
     event: ViewEvent | None = None
 
 

@@ -13,13 +13,16 @@ import pytest
 import trio
 
 import shardp2p.member
-from shardp2p.errors import ConfigError
+from shardp2p.errors import ConfigError, LocalProtocolError, ShardError
 from shardp2p.identity import joined
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.owned import OwnedSwarm, OwnedSwarms
 from shardp2p.identity.token import Invite
+from shardp2p.keeper import Keeper, Offer
 from shardp2p.member import Member, open_member
+from shardp2p.runtime.budget import Budget
 from shardp2p.swarm.publisher import Coverage
+from tests.support.gossip_parts import HELD
 from tests.support.members import peer
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
@@ -64,6 +67,25 @@ async def test_a_revoked_peer_hears_it_and_is_seen_again_by_a_later_invite(tmp_p
         async with swarm.member(2, *one.node.addresses(), invite=later) as two:
             await wait_until(lambda: len(one.live()) == 2)
             await wait_until(lambda: len(two.live()) == 2)
+
+
+async def test_layers_that_a_client_claims_are_seen_by_nobody(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    client_invite = swarm.owned.invite(time.time() - 10, 3600, role="client")
+    async with (
+        swarm.member(1) as one,
+        swarm.member(2, *one.node.addresses()) as two,
+        swarm.member(3, *one.node.addresses(), invite=client_invite) as client,
+    ):
+        await wait_until(lambda: len(one.live()) == len(two.live()) == 3)  # without layers it may be seen
+        client.say(Coverage("serving", client.node.addresses(), memory_bytes=2**30, held=(HELD,)))
+        await wait_until(lambda: len(one.live()) == len(two.live()) == 2)
+        assert one.gossip.strikes.score(client.peer_id, trio.current_time()) > 0
+        with pytest.raises(ShardError, match="claims layers, which a client may not hold"):
+            await two.ask(client.peer_id, client.node.addresses())
+        offer = Offer((), Budget(2**30, 64), "float32", "cpu")
+        with pytest.raises(LocalProtocolError, match="is a client of lab"):
+            Keeper(client, offer)
 
 
 async def test_a_disk_that_fails_ends_no_membership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from shardp2p.cli.process_title import hide_argument
 from shardp2p.cli.swarm import app, parse_lifetime
-from shardp2p.cli.up_swarm import make_offer
+from shardp2p.cli.up_swarm import find_swarm, make_offer
 from shardp2p.config import UpSettings, default_paths
 from shardp2p.errors import ConfigError
 from shardp2p.identity.join import PREFIX, OpenSwarm, parse_join, read_join
@@ -247,6 +247,20 @@ def test_token_on_the_command_line_vanishes_from_the_list_of_processes() -> None
 
 def test_nothing_is_hidden_where_there_is_nothing() -> None:
     assert not hide_argument("")
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+def test_client_cannot_serve_and_is_told_what_it_can_do(tmp_path: Path, is_remembered: bool) -> None:
+    object_of(tmp_path / "owner", "create", "lab")
+    token = run(tmp_path / "owner", "invite", "--role", "client").stdout.strip()
+    paths = default_paths(tmp_path)
+    if is_remembered:
+        JoinedSwarms(paths.swarms_dir).join(parse_join(token), peer(2), time.time())
+    with pytest.raises(ConfigError, match=r"is for a client.*shardp2p generate.*--role member"):
+        find_swarm(None if is_remembered else token, peer(2), paths, serves=True)
+    remembered = JoinedSwarms(paths.swarms_dir).remembered(peer(2).peer_id, time.time())
+    assert len(remembered) == is_remembered
+    assert find_swarm(None, peer(2), paths, serves=False) is not None or not is_remembered
 
 
 def test_layers_beyond_the_model_are_refused_before_anything_is_joined(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from random import Random
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.heartbeats import HeartbeatChain
 from shardp2p.swarm.publisher import Coverage, Publisher
-from shardp2p.swarm.sealed_records import seal_record, short_id
+from shardp2p.swarm.sealed_records import MayHold, seal_record, short_id
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.view_events import GossipEvent
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
@@ -67,10 +67,14 @@ class Voice:
         return RecordNews(seal_record(self.identity, record), heartbeat)
 
 
-def gossip_of(number: int, validators: dict[int, Validator] | None = None) -> Gossip:
+def gossip_of(
+    number: int, validators: dict[int, Validator] | None = None, may_hold: MayHold = lambda peer: True
+) -> Gossip:
     """The machine of peer `number`, which has published its first record at time 0."""
     rng = Random(number)
-    gossip = Gossip(Publisher(identity_of(number), SWARM, rng, rng.randbytes), SWARM, validators=validators)
+    gossip = Gossip(
+        Publisher(identity_of(number), SWARM, rng, rng.randbytes), SWARM, validators=validators, may_hold=may_hold
+    )
     gossip.own.update(Coverage(state="serving", memory_bytes=number))
     gossip.tick(0.0, UNIX_S)
     return gossip

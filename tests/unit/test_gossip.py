@@ -11,7 +11,7 @@ from shardp2p.swarm.exchange import MESSAGES_AT_ONCE
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
-from shardp2p.swarm.view_events import Struck, ValueAdded
+from shardp2p.swarm.view_events import Struck, ValueAdded, Vanished
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.news import News, RecordNews, ShortId, ValueNews
 from tests.support.gossip_parts import Voice, exchange_all, gossip_of
@@ -156,6 +156,27 @@ def test_who_carries_a_contradiction_is_not_blamed_for_it() -> None:
     events = gossip.receive(peer(2), News(records=(other.news(3),)), 3.2)
     assert [strike.peer for strike in strikes_of(events)] == [one.peer]
     assert gossip.view.record_of(one.peer) is None
+
+
+def test_layers_of_a_client_are_blamed_on_the_client_and_not_on_who_carried_them() -> None:
+    client = Voice(9)
+    gossip = gossip_of(0, may_hold=lambda peer: peer != client.peer)
+    gossip.connect(peer(1), 0.0)
+    gossip.receive(peer(1), News(heartbeats=(client.heartbeat(),)), 0.0)
+    gossip.take(peer(1), 0.1)
+    events = gossip.receive(peer(1), News(records=(client.news(),)), 0.2)
+    assert [strike.peer for strike in strikes_of(events)] == [client.peer]
+    assert gossip.view.live() == ()
+
+
+def test_client_whose_role_was_not_known_is_struck_once_it_is() -> None:
+    client, gossip = Voice(9), gossip_of(0)
+    gossip.connect(client.peer, 0.0)
+    gossip.receive(client.peer, News(records=(client.news(),)), 0.0)
+    events = gossip.forbid_layers(client.peer, 1.0)
+    assert [strike.peer for strike in strikes_of(events)] == [client.peer]
+    assert Vanished(client.record, "forbidden") in events
+    assert gossip.forbid_layers(client.peer, 2.0) == []
 
 
 def test_claim_of_a_record_that_is_not_there_is_blamed() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardp2p.errors import IntegrityError, RemoteProtocolError
+from shardp2p.swarm.disbelief import DISBELIEF_S
 from shardp2p.swarm.sealed_records import seal_record
 from shardp2p.swarm.view import LEAST_GAP_S, RECORDS_AT_ONCE, View
 from shardp2p.swarm.view_events import Appeared, Updated, Vanished
@@ -144,6 +145,23 @@ def test_peer_that_says_two_things_under_one_sequence_is_believed_no_more() -> N
     lesson = view.learn(other.news(), 1.0)
     assert lesson.verdict == "contradiction"
     assert lesson.event == Vanished(one.record, "contradiction")
+    assert view.hear(Voice(1, 2).heartbeat(), 2.0) == "ignored"
+
+
+def test_layers_that_a_role_does_not_let_its_peer_hold_are_not_believed_nor_heard_of_again() -> None:
+    view = View(SWARM, may_hold=lambda peer: peer != Voice(1).peer)
+    assert view.learn(Voice(2).news(), 0.0).verdict == "news"
+    assert view.learn(Voice(1).news(), 0.0).verdict == "forbidden"
+    assert view.live() == (Voice(2).record,)
+    assert view.hear(Voice(1, 2).heartbeat(), 1.0) == "ignored"
+    assert view.hear(Voice(1, 2).heartbeat(), DISBELIEF_S + 1.0) == "wanted"
+
+
+def test_role_that_becomes_known_takes_back_what_was_believed() -> None:
+    view = view_with(Voice(1))
+    assert view.forbid_layers(Voice(1).peer, 1.0) == Vanished(Voice(1).record, "forbidden")
+    assert view.live() == ()
+    assert view.forbid_layers(Voice(1).peer, 2.0) is None
     assert view.hear(Voice(1, 2).heartbeat(), 2.0) == "ignored"
 
 
