@@ -171,6 +171,7 @@ async def _serve(
         if watch_stdin is not None:
             nursery.start_soon(watch_stdin)
         nursery.start_soon(_watch_refusal, member)
+        nursery.start_soon(_watch_twin, member)
         if start.is_once and not (start.is_owner and not member.bootstrap):
             await member.wait_sight()
         interrupts.is_serving = True
@@ -232,6 +233,18 @@ async def _watch_refusal(member: Member) -> None:
     """End when the swarm does not admit us any more."""
     await member.refused.wait()
     raise ConfigError(f"the swarm {member.name} admits this peer no more; ask its owner for a new invite")
+
+
+async def _watch_twin(member: Member) -> None:
+    """End when another process was in the swarm with this peer's identity before; say so when it came later."""
+    await member.gossip.twin_seen.wait()
+    what = f"another process with this peer's identity, {member.peer_id}, is in the swarm {member.name}"
+    if member.gossip.has_older_twin:
+        raise ConfigError(
+            f"{what}, and was there first, so this one ends; a key is for one machine: give this one its own with "
+            "--identity FILE, or another --data-dir, and join again"
+        )
+    note(f"{what}; it came later and should have ended: a key is for one machine, give the other one its own")
 
 
 def _drain(keeper: Keeper) -> None:

@@ -86,6 +86,10 @@ class AddressBook:
         entry = self._entries.get(peer)
         return () if entry is None else tuple(dict.fromkeys((*entry.given, *entry.addresses)))
 
+    def is_straight(self, peer: PeerId) -> bool:
+        """Whether some address of `peer` leads to it without a relay."""
+        return any("/p2p-circuit" not in address for address in self.addresses(peer))
+
     def heard(self, peer: PeerId, now: float) -> None:
         """The peer proved to be there: it answered, or asked."""
         entry = self._entry(peer)

@@ -92,6 +92,12 @@ class Directory:
         """Take note of addresses that somebody gave for `peer`, as a gossiped record; the peer's own outrank them."""
         self._book.learn(peer, addresses, "hearsay")
 
+    def answer_others(self, is_answering: bool) -> None:
+        """Whether others may ask us and keep records with us, from now on. Who is reached over relays should not."""
+        if self._is_server and is_answering != self._kad_host.is_answering:
+            self._kad_host.is_answering = is_answering
+            self._kad_host.refresh_addresses()
+
     async def bootstrap(self, peers: Sequence[tuple[PeerId, Sequence[str]]]) -> None:
         """Get to know the directory through `peers` and their addresses; they are kept for later as well.
 

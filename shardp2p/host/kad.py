@@ -31,7 +31,7 @@ from multiaddr import Multiaddr
 
 from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.address_book import MAX_ADDRESSES, MAX_PEERS, AddressBook
-from shardp2p.host.addresses import parse_address
+from shardp2p.host.addresses import CircuitAddress, parse_address
 from shardp2p.host.peer_ids import id_of, peer_of
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.stream import Stream
@@ -173,12 +173,16 @@ class KadHost:
         self._peerstore = KadPeerstore(book)
         self._is_server = is_server
         self.book = book
+        self.is_answering = is_server
+        """Whether others may ask us: a peer that is reached over relays only provides, and keeps nothing for them."""
         self.advertised: tuple[Multiaddr, ...] = ()
         self.refresh_addresses()
 
     def refresh_addresses(self) -> None:
         """Look again at which addresses we have: it lists the machine's interfaces, so not at every message."""
         parsed = [parse_address(text) for text in (self._host.addresses() if self._is_server else ())]
+        if not self.is_answering:
+            parsed = [address for address in parsed if isinstance(address, CircuitAddress)]
         self.advertised = tuple(Multiaddr(str(replace(address, peer=None))) for address in parsed[:MAX_ADDRESSES])
 
     def get_id(self) -> ID:
@@ -190,7 +194,7 @@ class KadHost:
         return self._host.private_key
 
     def get_addrs(self) -> list[Multiaddr]:
-        """Where others dial us; none for a client, so that nobody takes it for a server."""
+        """Where others dial us: no straight address for who does not answer, so that nobody takes it for a server."""
         return list(self.advertised)
 
     def get_peerstore(self) -> KadPeerstore:
@@ -254,9 +258,10 @@ class AnsweringTable(RoutingTable):
         self.buckets = [AnsweringBucket(host, BUCKET_SIZE, max_peers_per_subnet=0)]
 
     async def add_peer(self, peer_obj: PeerInfo | ID, *, skip_server_mode_check: bool = False) -> bool:
-        """Add a connected peer of which an address is known, hence a server. Whether it is in the table now."""
+        """Add a connected peer of which a straight address is known, hence a server. Whether it is in the table now."""
         peer_id = peer_obj.peer_id if isinstance(peer_obj, PeerInfo) else peer_obj
-        if not cast("KadHost", self.host).is_connected(peer_of(peer_id)):
+        host, peer = cast("KadHost", self.host), peer_of(peer_id)
+        if not host.is_connected(peer) or not host.book.is_straight(peer):
             return False
         return await super().add_peer(peer_id, skip_server_mode_check=True)
 
@@ -320,6 +325,7 @@ class BoundedKad(KadDHT):
         self.provider_store = RecentProviders(libp2p_host, self.peer_routing)
         self._inbound_limiter = trio.CapacityLimiter(MAX_INBOUND_STREAMS)
         self._inbound: dict[PeerId, int] = {}
+        self._kad_host = host
         self._book = host.book
         self.is_open = True
 
@@ -331,7 +337,10 @@ class BoundedKad(KadDHT):
     async def serve(self, stream: Stream) -> None:
         """Answer the requests on one stream, as a handler of our host."""
         peer = stream.peer
-        if not self.is_open or self._inbound.get(peer, 0) >= MAX_INBOUND_STREAMS_PER_PEER:
+        if (
+            not (self.is_open and self._kad_host.is_answering)
+            or self._inbound.get(peer, 0) >= MAX_INBOUND_STREAMS_PER_PEER
+        ):
             await stream.reset()
             return
         self._inbound[peer] = self._inbound.get(peer, 0) + 1

@@ -171,7 +171,7 @@ class Gossip:
         if asked is not None and news.heartbeat.sequence < asked.sequence:
             raise RemoteProtocolError("a neighbour claimed a newer record than it has")
         if short == self.own.short:
-            self._learn_of_ourselves(news, is_lie)
+            self._learn_of_ourselves(news, is_lie, now)
             return
         lesson = self.view.learn(news, now)
         if lesson.event is not None:
@@ -192,11 +192,11 @@ class Gossip:
     def _signer(self, news: RecordNews) -> PeerId:
         return self._open(news.sealed, self._swarm).peer_id
 
-    def _learn_of_ourselves(self, news: RecordNews, is_lie: bool) -> None:
-        """A record of ours that we did not make in this run: an earlier run did, and we must go beyond it."""
+    def _learn_of_ourselves(self, news: RecordNews, is_lie: bool, now: float) -> None:
+        """A record of ours that we did not make in this run: another run did, and we must go beyond it."""
         record = self._open(news.sealed, self._swarm)
         if payload_of(news.sealed) != payload_of(self.own.sealed):
-            self.own.overtake(record.sequence)
+            self._events += self.own.overtake(record, now)
         elif is_lie:
             raise IntegrityError(FORGED)
 

@@ -27,6 +27,7 @@ from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.sealed_records import MayHold
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.strikes import BREACH, Strikes
+from shardp2p.swarm.twins import TwinSeen
 from shardp2p.swarm.view_events import GossipEvent, Struck, ValueAdded, Vanished
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.channel import MessageChannel, open_channel
@@ -88,6 +89,9 @@ class GossipService:
         self._changed = trio.Event()
         self._hurried = trio.Event()
         self._is_running = False
+        self.twin_seen = trio.Event()
+        """Set when another process has our identity; `has_older_twin` says that it is for us to end then."""
+        self.has_older_twin = False
 
     # What others see.
 
@@ -211,6 +215,10 @@ class GossipService:
                     log.info("peer_struck", peer=peer, reason=reason, is_banned=is_banned)
                     if is_banned:
                         self._end(peer)
+                case TwinSeen(is_older):
+                    log.warning("identity_used_twice", peer=self._network.peer_id, is_other_older=is_older)
+                    self.has_older_twin = is_older
+                    self.twin_seen.set()
                 case ValueAdded(kind):
                     log.info("value_added", kind=kind)
                     is_change = True

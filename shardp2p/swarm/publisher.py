@@ -12,9 +12,10 @@ from shardp2p.swarm.heartbeats import HeartbeatChain
 from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s
 from shardp2p.swarm.sealed_records import seal_record, short_id
 from shardp2p.swarm.strikes import TokenBucket
+from shardp2p.swarm.twins import Twins, TwinSeen
 from shardp2p.vocabulary import SwarmId
 from shardp2p.wire.news import Heartbeat, RecordNews
-from shardp2p.wire.records import CHAIN_BYTES, CoverageRecord, HeldLayers, Link, NodeState, Reachability
+from shardp2p.wire.records import CHAIN_BYTES, MAX_SEQUENCE, CoverageRecord, HeldLayers, Link, NodeState, Reachability
 
 RECORDS_AT_ONCE: Final = 6
 RECORDS_S: Final = 1 / 3
@@ -22,6 +23,9 @@ RECORDS_S: Final = 1 / 3
 JITTER: Final = 0.1
 """Peers that started together drift apart."""
 SEED_BYTES: Final = 32
+OVERTAKING: Final = 3_600_000
+"""How far we go beyond a record of ours that another run made, which is an hour of sequences: beyond all that an earlier
+run has said, though our clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Publisher:
         self._published: Coverage | None = None
         self._is_leaving = False
         self._is_overtaken = False
+        self._twins = Twins()
+        self._started_at_s = 0.0
         self._sequence = 0
         self._record: CoverageRecord | None = None
         self._sealed = b""
@@ -102,11 +108,18 @@ class Publisher:
         """The next record is our last."""
         self._is_leaving = True
 
-    def overtake(self, sequence: int) -> None:
-        """Somebody knows a record of ours with this sequence that we do not: an earlier run made it. Go beyond it."""
-        if sequence >= self._sequence:
-            self._sequence = sequence
-            self._is_overtaken = True
+    def overtake(self, record: CoverageRecord, now: float) -> list[TwinSeen]:
+        """Somebody has a record of ours that this run did not make: go beyond it. Says so once another run lives.
+
+        From then on the younger of the two is silent.
+        """
+        if record.sequence < self._sequence or self._record is None:
+            return []
+        self._sequence = min(record.sequence + OVERTAKING, MAX_SEQUENCE - 1)
+        self._is_overtaken = True
+        seen = self._twins.hear(record.started_at_s, self._started_at_s, now)
+        self._is_silent |= any(twin.is_older for twin in seen)
+        return seen
 
     def news(self, now: float) -> RecordNews | None:
         """Our newest record with its newest heartbeat."""
@@ -163,6 +176,8 @@ class Publisher:
         return self._is_leaving or self._allowance.spend(1, now)
 
     def _make_record(self, now: float, unix_s: float, lifetime: float) -> None:
+        if self._record is None:
+            self._started_at_s = unix_s
         # A clock that was set back must not take us below what we said before.
         self._sequence = max(self._sequence + 1, int(unix_s * 1000) if self._record is None else 0)
         self._chain = None if self._is_leaving else HeartbeatChain(self._entropy(SEED_BYTES))
@@ -184,6 +199,7 @@ class Publisher:
             links=() if self._is_leaving else wanted.links,
             chain_anchor=b"" if self._chain is None else self._chain.anchor,
             chain_length=0 if self._chain is None else self._chain.length,
+            started_at_s=self._started_at_s,
         )
         self._sealed = seal_record(self._identity, self._record)
         self._published = self._wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardp2p.swarm.twins import TwinSeen
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.records import CoverageRecord
 
@@ -64,4 +65,4 @@ class ValueAdded:
     sealed: bytes
 
 
-GossipEvent = ViewEvent | Struck | ValueAdded
+GossipEvent = ViewEvent | Struck | ValueAdded | TwinSeen

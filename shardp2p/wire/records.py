@@ -100,6 +100,7 @@ class CoverageRecord:
     """What a peer says of itself. The newest `sequence` counts; `issued_at_s` is its own clock's, good for display.
 
     `chain_anchor` is the end of the hash chain that its heartbeats reveal (`swarm.heartbeats`), or b"" for none.
+    `started_at_s` is when the run of the peer began that made it, by the same clock, or 0 where it does not tell.
     """
 
     swarm: SwarmId
@@ -118,6 +119,7 @@ class CoverageRecord:
     links: tuple[Link, ...] = ()
     chain_anchor: bytes = b""
     chain_length: int = 0
+    started_at_s: float = 0.0
 
     @property
     def is_departure(self) -> bool:
@@ -158,6 +160,7 @@ def check_record(record: CoverageRecord) -> None:
     check_text(record.version, MAX_LABEL_CHARACTERS, "version")
     _check_between(record.sequence, 1, MAX_SEQUENCE, "sequence")
     _check_between(record.issued_at_s, 0, MAX_ISSUED_AT_S, "time of issue")
+    _check_between(record.started_at_s, 0, MAX_ISSUED_AT_S, "time of the start")
     _check_between(record.lifetime_s, 0, MAX_LIFETIME_S, "lifetime")
     _check_between(record.memory_bytes, 0, MAX_BYTES, "memory")
     _check_between(record.free_memory_bytes, 0, record.memory_bytes, "free memory")

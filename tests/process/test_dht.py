@@ -121,6 +121,26 @@ async def test_a_client_is_in_nobodys_routing_table_and_cannot_advertise() -> No
             await client.directory.advertise("models")
 
 
+async def test_a_peer_behind_a_relay_is_found_and_is_in_nobodys_routing_table() -> None:
+    async with swarm(3) as (*servers, behind):
+        circuit = f"{servers[0].host.addresses()[0]}/p2p-circuit"
+        behind.host.announce([f"{circuit}/p2p/{behind.peer_id}"])
+        behind.directory.answer_others(False)
+        await behind.directory.advertise("models")
+        found = await servers[1].directory.find("models")
+        assert [(provider.peer_id, provider.addresses) for provider in found] == [(behind.peer_id, (circuit,))]
+        newcomer = Peer(next(seeds))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(newcomer.run)
+            await newcomer.directory.bootstrap([servers[0].entry])
+            await behind.directory.bootstrap([newcomer.entry])
+            assert newcomer.host.is_connected(behind.peer_id)
+            table = {peer.to_base58() for peer in newcomer.directory._kad.routing_table.get_peer_ids()}
+            assert behind.peer_id not in table
+            assert servers[0].peer_id in table
+            nursery.cancel_scope.cancel()
+
+
 async def test_everything_is_found_with_five_of_twelve_killed() -> None:
     async with swarm(12, clients=1) as (*servers, client):
         authors = servers[3:9]  # of whom half are killed

@@ -65,6 +65,15 @@ def test_a_peers_own_id_at_the_end_is_cut_off() -> None:
     assert book.addresses(PEER) == (FIRST,)
 
 
+def test_an_address_over_a_relay_is_kept_and_is_not_straight() -> None:
+    book, circuit = AddressBook(OURS), f"{FIRST}/p2p/{OTHER}/p2p-circuit"
+    book.learn(PEER, [f"{circuit}/p2p/{PEER}", f"{circuit}/p2p/{OTHER}"], "itself", sequence=1)
+    assert book.addresses(PEER) == (circuit,)
+    assert not book.is_straight(PEER)
+    book.learn(PEER, [FIRST, circuit], "itself", sequence=2)
+    assert book.is_straight(PEER)
+
+
 def test_we_are_nobody_to_dial() -> None:
     book = AddressBook(OURS)
     assert not book.learn(OURS, [FIRST], "hearsay")

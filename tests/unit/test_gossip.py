@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from shardp2p.errors import IntegrityError
 from shardp2p.swarm.exchange import MESSAGES_AT_ONCE
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
+from shardp2p.swarm.twins import TwinSeen
 from shardp2p.swarm.view_events import Struck, ValueAdded, Vanished
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.news import News, RecordNews, ShortId, ValueNews
@@ -106,6 +109,46 @@ def test_restart_with_a_clock_that_was_set_back_jumps_past_its_own_past() -> Non
     assert seen is not None
     assert seen.state == "loading"
     assert seen.sequence > past.sequence
+
+
+def twin_of(number: int, unix_s: float, seed: int) -> Gossip:
+    """Another run of peer `number`, which began at `unix_s`, that is at time 0."""
+    gossip = Gossip(Publisher(identity_of(number), SWARM, Random(seed), Random(seed).randbytes), SWARM)
+    gossip.own.update(Coverage(state="loading", region=str(seed)))
+    gossip.tick(0.0, unix_s)
+    return gossip
+
+
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["clocks agree", "the later one's clock is behind"])
+def test_of_two_processes_with_one_identity_the_younger_falls_silent_and_both_know(is_ahead: bool) -> None:
+    between = gossip_of(1)
+    twins = (twin_of(0, UNIX_S, 70), twin_of(0, UNIX_S + (5.0 if is_ahead else -5.0), 71))
+    seen: list[list[TwinSeen]] = [[], []]
+    for second in range(40):
+        for number, twin in enumerate(twins):
+            # Whoever comes last with an id has the only stream, so the two take turns.
+            now = second + number / 2
+            between.connect(peer(0), now)
+            twin.connect(peer(1), now)
+            for gossip in (between, twin):
+                gossip.tick(now, UNIX_S + now)
+            events = exchange_all({peer(0): twin, peer(1): between}, now)
+            assert not strikes_of(events)
+            seen[number] += [event for event in events if isinstance(event, TwinSeen)]
+            twin.disconnect(peer(1))
+            between.disconnect(peer(0))
+    assert seen == ([[TwinSeen(False)], [TwinSeen(True)]] if is_ahead else [[TwinSeen(True)], [TwinSeen(False)]])
+    (stays, ends) = twins if is_ahead else reversed(twins)
+    before = ends.own.version
+    ends.own.leave()
+    ends.tick(100.0, UNIX_S + 100.0)
+    assert ends.own.record is not None
+    assert not ends.own.record.is_departure
+    assert ends.own.version == before
+    seen_of_both = between.view.record_of(peer(0))
+    assert seen_of_both is not None
+    assert stays.own.record is not None
+    assert seen_of_both.region == stays.own.record.region
 
 
 def test_ten_thousand_garbage_records_ban_their_sender_and_cost_nothing() -> None:

@@ -52,7 +52,7 @@ class Link(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., rtt_s: _Optional[float] = ..., spread_s: _Optional[float] = ..., bandwidth_bytes_s: _Optional[float] = ...) -> None: ...
 
 class CoverageRecord(_message.Message):
-    __slots__ = ("swarm", "peer_id", "sequence", "issued_at_s", "lifetime_s", "state", "addresses", "reachability", "region", "version", "memory_bytes", "free_memory_bytes", "held", "links", "chain_anchor", "chain_length")
+    __slots__ = ("swarm", "peer_id", "sequence", "issued_at_s", "lifetime_s", "state", "addresses", "reachability", "region", "version", "memory_bytes", "free_memory_bytes", "held", "links", "chain_anchor", "chain_length", "started_at_s")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class CoverageRecord(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_ANCHOR_FIELD_NUMBER: _ClassVar[int]
     CHAIN_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_S_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     peer_id: str
     sequence: int
@@ -85,4 +86,5 @@ class CoverageRecord(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[Link]
     chain_anchor: bytes
     chain_length: int
-    def __init__(self, swarm: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., issued_at_s: _Optional[float] = ..., lifetime_s: _Optional[float] = ..., state: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., region: _Optional[str] = ..., version: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLayers, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., chain_anchor: _Optional[bytes] = ..., chain_length: _Optional[int] = ...) -> None: ...
+    started_at_s: float
+    def __init__(self, swarm: _Optional[str] = ..., peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., issued_at_s: _Optional[float] = ..., lifetime_s: _Optional[float] = ..., state: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., region: _Optional[str] = ..., version: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldLayers, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., chain_anchor: _Optional[bytes] = ..., chain_length: _Optional[int] = ..., started_at_s: _Optional[float] = ...) -> None: ...
