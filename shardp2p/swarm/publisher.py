@@ -24,8 +24,8 @@ JITTER: Final = 0.1
 """Peers that started together drift apart."""
 SEED_BYTES: Final = 32
 OVERTAKING: Final = 3_600_000
-"""How far we go beyond a record of ours that another run made, which is an hour of sequences: beyond all that an earlier
-run has said, though our clock was set back."""
+"""How far we go beyond a record of ours that another run made: an hour, so beyond what an earlier run has said, even
+where our clock was set back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ async def test_restart_with_the_same_identity_is_back_at_once(
                 break
         assert swarm.agree()
         assert {state_of(swarm, number, 4) for number in swarm.services} == {"placing"}
+        await trio.sleep(20)
+        assert not again.twin_seen.is_set()
         nursery.cancel_scope.cancel()
 
 
