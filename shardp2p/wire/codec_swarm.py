@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import ipaddress
+from typing import Final, get_args
 
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.codec_parts import (
@@ -18,7 +19,17 @@ from shardp2p.wire.codec_parts import (
     read_layers,
     write_layers,
 )
-from shardp2p.wire.messages import AskRecord, Describe, MemberInfo, OwnRecord, Ping, Pong
+from shardp2p.wire.messages import (
+    AskDialBack,
+    AskRecord,
+    Describe,
+    DialBackResult,
+    DialOutcome,
+    MemberInfo,
+    OwnRecord,
+    Ping,
+    Pong,
+)
 from shardp2p.wire.pb import swarm_pb2
 
 MAX_SEALED_BYTES: Final = 8 * 1024 + 96
@@ -30,6 +41,17 @@ NONCE_BYTES: Final = 16
 MAX_PADDING_BYTES: Final = 31 * 1024
 """Eight of them, with their headers, stay below the 256 KiB that a stream takes before its reader must answer."""
 MAX_ROOM_BYTES: Final = 2**30
+MAX_DIAL_PORTS: Final = 4
+"""Where a peer may hope to be reached: it listens on one port, a router may have mapped another, and few have more."""
+MAX_PORT: Final = 2**16 - 1
+
+_OUTCOME_TO_WIRE: Final[dict[DialOutcome, swarm_pb2.Outcome]] = {
+    "open": swarm_pb2.OPEN,
+    "other": swarm_pb2.OTHER,
+    "refused": swarm_pb2.REFUSED,
+    "timeout": swarm_pb2.TIMEOUT,
+}
+_OUTCOME_FROM_WIRE: Final[dict[int, DialOutcome]] = {number: name for name, number in _OUTCOME_TO_WIRE.items()}
 
 
 def _write_member(message: MemberInfo) -> bytes:
@@ -125,6 +147,72 @@ def _check_own_record(message: OwnRecord) -> None:
     check_count(len(message.sealed), MAX_SEALED_BYTES, "bytes of a sealed record")
 
 
+def _write_ask_dial_back(message: AskDialBack) -> bytes:
+    return swarm_pb2.AskDialBack(nonce=message.nonce, ports=message.ports).SerializeToString()
+
+
+def _read_ask_dial_back(wire: swarm_pb2.AskDialBack) -> AskDialBack:
+    check_count(len(wire.ports), MAX_DIAL_PORTS, "ports")
+    return AskDialBack(wire.nonce, tuple(wire.ports))
+
+
+def _check_ask_dial_back(message: AskDialBack) -> None:
+    _check_nonce(message.nonce)
+    check_count(len(message.ports), MAX_DIAL_PORTS, "ports")
+    if not message.ports or len(set(message.ports)) < len(message.ports):
+        raise InvalidError("a dial-back is asked to at least one port, and to each once")
+    for port in message.ports:
+        _check_port(port)
+
+
+def _write_dial_back_result(message: DialBackResult) -> bytes:
+    return swarm_pb2.DialBackResult(
+        nonce=message.nonce,
+        host=message.host,
+        port=message.port,
+        outcomes=[_OUTCOME_TO_WIRE[outcome] for outcome in message.outcomes],
+    ).SerializeToString()
+
+
+def _read_dial_back_result(wire: swarm_pb2.DialBackResult) -> DialBackResult:
+    check_count(len(wire.outcomes), MAX_DIAL_PORTS, "outcomes")
+    outcomes = tuple(_OUTCOME_FROM_WIRE.get(number) for number in wire.outcomes)
+    return DialBackResult(wire.nonce, wire.host, wire.port, tuple(_known(outcome) for outcome in outcomes))
+
+
+def _known(outcome: DialOutcome | None) -> DialOutcome:
+    if outcome is None:
+        raise InvalidError("an outcome is unknown")
+    return outcome
+
+
+def _check_dial_back_result(message: DialBackResult) -> None:
+    _check_nonce(message.nonce)
+    _check_ip(message.host)
+    _check_port(message.port)
+    check_count(len(message.outcomes), MAX_DIAL_PORTS, "outcomes")
+    if not message.outcomes:
+        raise InvalidError("a dial-back without an outcome")
+    for outcome in message.outcomes:
+        if outcome not in get_args(DialOutcome):
+            raise InvalidError(f"the outcome {outcome!r} is unknown")
+
+
+def _check_port(port: int) -> None:
+    if not 1 <= port <= MAX_PORT:
+        raise InvalidError(f"{port} is no port")
+
+
+def _check_ip(host: str) -> None:
+    """The text is an IP address as it is written shortest, without a zone."""
+    try:
+        is_canonical = len(host) <= MAX_VERSION_CHARACTERS and str(ipaddress.ip_address(host)) == host
+    except ValueError:
+        is_canonical = False
+    if not is_canonical or "%" in host:
+        raise InvalidError(f"{host[:64]!r} is no IP address")
+
+
 CODECS: Final[dict[type, AnyCodec]] = {
     Describe: MessageCodec(swarm_pb2.Describe, lambda _: b"", lambda _: Describe(), accept),
     MemberInfo: MessageCodec(swarm_pb2.MemberInfo, _write_member, _read_member, _check_member),
@@ -134,4 +222,8 @@ CODECS: Final[dict[type, AnyCodec]] = {
     ),
     Ping: MessageCodec(swarm_pb2.Ping, _write_ping, _read_ping, _check_ping),
     Pong: MessageCodec(swarm_pb2.Pong, _write_pong, _read_pong, _check_pong),
+    AskDialBack: MessageCodec(swarm_pb2.AskDialBack, _write_ask_dial_back, _read_ask_dial_back, _check_ask_dial_back),
+    DialBackResult: MessageCodec(
+        swarm_pb2.DialBackResult, _write_dial_back_result, _read_dial_back_result, _check_dial_back_result
+    ),
 }

@@ -14,6 +14,8 @@ from shardp2p.wire.driving import GenerateMessage
 from shardp2p.wire.news import GossipMessage
 
 Scheme = Literal["raw", "int8"]
+DialOutcome = Literal["open", "other", "refused", "timeout"]
+"""How a dial-back to a port went: the asker itself answered, something else did, nothing listens, nothing came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,25 @@ class OwnRecord:
     sealed: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class AskDialBack:
+    """A peer to one that sees it from outside: connect to these ports of the address from which I ask."""
+
+    nonce: bytes
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DialBackResult:
+    """The answer: the address and port from which the asking connection came, and how it went at each port."""
+
+    nonce: bytes
+    host: str
+    port: int
+    outcomes: tuple[DialOutcome, ...]
+
+
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
-SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong
+SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong | AskDialBack | DialBackResult
 Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage

@@ -97,6 +97,8 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(4, messages.OwnRecord, TEXT_BYTES),
         MessageKind(16, messages.Ping, PROBE_BYTES),
         MessageKind(17, messages.Pong, SMALL_BYTES),
+        MessageKind(20, messages.AskDialBack, SMALL_BYTES),
+        MessageKind(21, messages.DialBackResult, SMALL_BYTES),
     ),
     GENERATE: (
         MessageKind(1, driving.Generate, GENERATE_BYTES),

@@ -13,11 +13,13 @@ from shardp2p.wire.codec import decode, encode
 from shardp2p.wire.framing import HEADER_BYTES
 from shardp2p.wire.messages import (
     Activations,
+    AskDialBack,
     Chunk,
     Close,
     Closed,
     Commit,
     Credit,
+    DialBackResult,
     Failure,
     Hello,
     MemberInfo,
@@ -42,6 +44,7 @@ HIDDEN = TensorFrame("raw", "float32", (2, 1), bytes(8))
 ACTIVATIONS = Activations(CHUNK.ref, CHUNK.parents, Slot(1), 0, (), HIDDEN)
 VERDICT = Verdict(CHUNK.ref, 0, (1, None))
 MEMBER = MemberInfo(PEER, "1", 1, 1)
+DIALLED = DialBackResult(bytes(16), "45.45.0.7", 1, ("open",))
 
 
 def round_trip(protocol: str, message: Message) -> Message:
@@ -93,6 +96,13 @@ def round_trip(protocol: str, message: Message) -> Message:
         (SWARM, Ping(bytes(16)), {"nonce": bytes(15)}, "not 15"),
         (SWARM, Ping(bytes(16)), {"padding": bytes(31 * 1024 + 1)}, "31745 bytes of padding"),
         (SWARM, Pong(bytes(16)), {"nonce": b""}, "not 0"),
+        (SWARM, AskDialBack(bytes(16), (1,)), {"ports": ()}, "at least one port"),
+        (SWARM, AskDialBack(bytes(16), (1,)), {"ports": (1, 2, 3, 4, 5)}, "5 ports"),
+        (SWARM, AskDialBack(bytes(16), (1,)), {"ports": (65536,)}, "no port"),
+        (SWARM, AskDialBack(bytes(16), (1,)), {"nonce": b""}, "not 0"),
+        (SWARM, DIALLED, {"host": "127.1"}, "no IP address"),
+        (SWARM, DIALLED, {"host": "fe80::1%eth0"}, "no IP address"),
+        (SWARM, DIALLED, {"outcomes": ("perhaps",)}, "outcome 'perhaps' is unknown"),
         (SWARM, Pong(bytes(16)), {"room_bytes": 2**30 + 1}, "bytes of room"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message as ProtobufMessage
@@ -16,12 +16,15 @@ from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import HEADER_BYTES, FrameDecoder
 from shardp2p.wire.messages import (
     Activations,
+    AskDialBack,
     Chunk,
     Close,
     Closed,
     Commit,
     Credit,
     Describe,
+    DialBackResult,
+    DialOutcome,
     End,
     Failure,
     Hello,
@@ -143,6 +146,9 @@ MEMBERS = st.builds(
     free_cache_rows=UINT32,
     device=TEXTS,
 )
+PORTS = st.integers(1, 2**16 - 1)
+HOSTS = st.ip_addresses().map(str).filter(lambda host: "%" not in host)
+OUTCOMES = st.sampled_from(get_args(DialOutcome))
 NONCES = st.binary(min_size=16, max_size=16)
 COMMITS = st.tuples(UINT32, st.integers(0, MAX_SLOT - 1)).flatmap(
     lambda pair: st.builds(Commit, st.just(pair[0]), st.integers(pair[1] + 1, MAX_SLOT), st.just(pair[1]))
@@ -234,6 +240,8 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         MEMBERS,
         st.builds(Ping, NONCES, st.binary(max_size=100)),
         st.builds(Pong, NONCES, st.integers(0, 2**30)),
+        st.builds(AskDialBack, NONCES, st.lists(PORTS, min_size=1, max_size=4, unique=True).map(tuple)),
+        st.builds(DialBackResult, NONCES, HOSTS, PORTS, st.lists(OUTCOMES, min_size=1, max_size=4).map(tuple)),
     ),
     GOSSIP: st.one_of(st.builds(Greeting, PEERS.map(SwarmId)), NEWS, st.builds(Farewell, TEXTS)),
 }

@@ -21,6 +21,7 @@ from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import (
     Activations,
+    AskDialBack,
     AskRecord,
     Chunk,
     Close,
@@ -28,6 +29,7 @@ from shardp2p.wire.messages import (
     Commit,
     Credit,
     Describe,
+    DialBackResult,
     End,
     Failure,
     Hello,
@@ -200,6 +202,9 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "ping_with_padding": Ping(bytes(range(16)), b"padding"),
         "pong": Pong(bytes(range(16)), 507_904),
         "pong_without_room": Pong(bytes(range(16))),
+        "ask_dial_back": AskDialBack(bytes(range(16)), (4001, 443)),
+        "dial_back_result": DialBackResult(bytes(range(16)), "45.45.0.7", 51000, ("open", "refused")),
+        "dial_back_result_of_ipv6": DialBackResult(bytes(range(16)), "2a00:1450::7", 51000, ("timeout", "other")),
     },
     GOSSIP: {
         "greeting": Greeting(SwarmId(PEER)),
@@ -208,6 +213,9 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "farewell": Farewell("no room"),
     },
 }
+
+ASK_DIAL_BACK = AskDialBack(bytes(16), (4001, 443))
+DIAL_BACK_RESULT = DialBackResult(bytes(16), "45.45.0.7", 51000, ("open",))
 
 INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]]] = {
     CONTROL: {
@@ -318,6 +326,25 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "ping_nonce_of_15_bytes": (swarm_pb2.Ping, Ping(bytes(16)), lambda m: setattr(m, "nonce", bytes(15))),
         "ping_without_nonce": (swarm_pb2.Ping, Ping(bytes(16)), lambda m: m.ClearField("nonce")),
         "pong_nonce_of_17_bytes": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "nonce", bytes(17))),
+        "ask_dial_back_without_ports": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ClearField("ports")),
+        "ask_dial_back_to_5_ports": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ports.extend([1, 2, 3])),
+        "ask_dial_back_to_port_0": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ports.append(0)),
+        "ask_dial_back_to_a_port_twice": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ports.append(443)),
+        "dial_back_result_of_a_name": (
+            swarm_pb2.DialBackResult,
+            DIAL_BACK_RESULT,
+            lambda m: setattr(m, "host", "localhost"),
+        ),
+        "dial_back_result_unknown_outcome": (
+            swarm_pb2.DialBackResult,
+            DIAL_BACK_RESULT,
+            lambda m: m.outcomes.append(9),
+        ),
+        "dial_back_result_without_outcomes": (
+            swarm_pb2.DialBackResult,
+            DIAL_BACK_RESULT,
+            lambda m: m.ClearField("outcomes"),
+        ),
         "pong_with_a_gibibyte_of_room": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "room_bytes", 2**31)),
     },
     GOSSIP: {

@@ -3,12 +3,27 @@
 # fmt: off
 # mypy: ignore-errors
 from shardp2p.wire.pb import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN: _ClassVar[Outcome]
+    OPEN: _ClassVar[Outcome]
+    OTHER: _ClassVar[Outcome]
+    REFUSED: _ClassVar[Outcome]
+    TIMEOUT: _ClassVar[Outcome]
+UNKNOWN: Outcome
+OPEN: Outcome
+OTHER: Outcome
+REFUSED: Outcome
+TIMEOUT: Outcome
 
 class Describe(_message.Message):
     __slots__ = ()
@@ -71,3 +86,23 @@ class Pong(_message.Message):
     nonce: bytes
     room_bytes: int
     def __init__(self, nonce: _Optional[bytes] = ..., room_bytes: _Optional[int] = ...) -> None: ...
+
+class AskDialBack(_message.Message):
+    __slots__ = ("nonce", "ports")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nonce: _Optional[bytes] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DialBackResult(_message.Message):
+    __slots__ = ("nonce", "host", "port", "outcomes")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    host: str
+    port: int
+    outcomes: _containers.RepeatedScalarFieldContainer[Outcome]
+    def __init__(self, nonce: _Optional[bytes] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, str]]] = ...) -> None: ...
