@@ -185,18 +185,23 @@ class Children:
         return self._add(name, process, log)
 
     async def start_peer(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        namespaces: Sequence[str] = (),
     ) -> Child:
         """Start `shardp2p` with these arguments, as `start` would, in a small part of the time.
 
-        It is forked where that can be, and else started like any command. The first one takes seconds.
+        It is forked where that can be, and else started like any command. The first one takes seconds. `namespaces`
+        are files, as in /proc/PID/ns, that it enters in that order.
         """
         if await trio.to_thread.run_sync(prepare_forking, abandon_on_cancel=True):
             log = self._new_log()
-            forked = await trio.to_thread.run_sync(_fork_peer, arguments, log, environment)
+            forked = await trio.to_thread.run_sync(_fork_peer, arguments, log, environment, namespaces)
             if forked is not None:
                 return self._add(name, _ForkedProcess(*forked), log)
-        return await self.start(name, peer_command(arguments), environment)
+        return await self.start(name, [*entering(namespaces), *peer_command(arguments)], environment)
 
     def _new_log(self) -> Path:
         self._logs += 1
@@ -219,11 +224,18 @@ def peer_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "shardp2p", *arguments]
 
 
+def entering(namespaces: Sequence[str]) -> list[str]:
+    """What goes before a command that is to run in `namespaces`, as util-linux has it."""
+    # The kernel shows a namespace as a link to kind:[number].
+    found = [f"--{str(Path(namespace).readlink()).partition(':')[0]}={namespace}" for namespace in namespaces]
+    return ["nsenter", "--preserve-credentials", *found, "--"] if found else []
+
+
 def _fork_peer(
-    arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None, namespaces: Sequence[str]
 ) -> tuple[Forked, int, int] | None:
     with log.open("wb") as stderr:
-        return fork_with_pipes("shardp2p", arguments, stderr.fileno(), environment)
+        return fork_with_pipes("shardp2p", arguments, stderr.fileno(), environment, namespaces)
 
 
 @asynccontextmanager

@@ -123,7 +123,12 @@ class _Server:
         return self._is_ready
 
     def fork(
-        self, module: str, arguments: Sequence[str], streams: Sequence[int], environment: Mapping[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        streams: Sequence[int],
+        environment: Mapping[str, str],
+        namespaces: Sequence[str],
     ) -> Forked | None:
         """None when it cannot, or does not answer."""
         request = {
@@ -131,6 +136,7 @@ class _Server:
             "arguments": list(arguments),
             "environment": dict(environment),
             "directory": str(Path.cwd()),
+            "namespaces": list(namespaces),
         }
         data = json.dumps(request).encode()
         if len(data) > MAX_REQUEST_BYTES:
@@ -187,13 +193,18 @@ class _Servers:
             return self._server
 
     def fork(
-        self, module: str, arguments: Sequence[str], streams: Sequence[int], environment: Mapping[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        streams: Sequence[int],
+        environment: Mapping[str, str],
+        namespaces: Sequence[str],
     ) -> Forked | None:
         server = self.running()
         if server is None or _fixed(server.environment) != _fixed(environment):
             return None
         with self._lock:
-            return server.fork(module, arguments, streams, environment)
+            return server.fork(module, arguments, streams, environment, namespaces)
 
     def close(self) -> None:
         if self._server is not None:
@@ -211,25 +222,35 @@ def prepare_forking() -> bool:
 
 
 def fork(
-    module: str, arguments: Sequence[str], streams: Sequence[int], environment: Mapping[str, str] | None = None
+    module: str,
+    arguments: Sequence[str],
+    streams: Sequence[int],
+    environment: Mapping[str, str] | None = None,
+    namespaces: Sequence[str] = (),
 ) -> Forked | None:
     """`python -m module arguments` with those three standard streams, here in our working directory, at once.
 
-    In a process group of its own; without an `environment` it has ours. None where that cannot be: on another system
+    In a process group of its own, and in the `namespaces`, files as in /proc/PID/ns, entered in that order; without an
+    `environment` it has ours. None where that cannot be: on another system
     than Linux, in an environment that libraries had to be imported in, or when the server fails.
     """
-    return _servers.fork(module, arguments, streams, environment_now() if environment is None else environment)
+    environment = environment_now() if environment is None else environment
+    return _servers.fork(module, arguments, streams, environment, namespaces)
 
 
 def fork_with_pipes(
-    module: str, arguments: Sequence[str], stderr: int, environment: Mapping[str, str] | None = None
+    module: str,
+    arguments: Sequence[str],
+    stderr: int,
+    environment: Mapping[str, str] | None = None,
+    namespaces: Sequence[str] = (),
 ) -> tuple[Forked, int, int] | None:
     """As `fork`, with our ends of the pipes that are its stdin and stdout; the caller closes them."""
     its_stdin, stdin = os.pipe()
     stdout, its_stdout = os.pipe()
     forked = None
     try:
-        forked = fork(module, arguments, (its_stdin, its_stdout, stderr), environment)
+        forked = fork(module, arguments, (its_stdin, its_stdout, stderr), environment, namespaces)
     finally:
         unused = [] if forked is not None else [stdin, stdout]
         for descriptor in (its_stdin, its_stdout, *unused):

@@ -2,8 +2,8 @@
 
 `python -P -m shardp2p.lab.prefork DESCRIPTOR PADDING` is the process; forking.py starts it and asks it. A peer that it
 forks is as if started by `python -m MODULE …`: a process group, an environment, a working directory, standard streams
-and a command line of its own. The server ends with whoever holds the other end of DESCRIPTOR, and its peers with it.
-PADDING is room in memory for the command lines, as `ps` shows them.
+and a command line of its own, in the namespaces that are asked for. The server ends with whoever holds the other end of
+DESCRIPTOR, and its peers with it. PADDING is room in memory for the command lines, as `ps` shows them.
 
 The socket keeps messages apart. First the server says READY, or why it cannot fork. Each request is JSON with four
 descriptors: the three streams, and a socket on which the server says the process id, with a descriptor of the process,
@@ -210,6 +210,8 @@ def _take_over(request: dict[str, Any], streams: list[int], server: int) -> None
         os.dup2(stream, number)
     # The server has no other descriptors than its own (_obstacle), and its objects are never finalised here.
     os.closerange(_STANDARD_STREAMS, os.sysconf("SC_OPEN_MAX"))
+    for namespace in request["namespaces"]:
+        _enter(namespace)
     os.chdir(request["directory"])
     replace_environment(request["environment"])
     sys.argv = [request["module"], *request["arguments"]]
@@ -218,6 +220,16 @@ def _take_over(request: dict[str, Any], streams: list[int], server: int) -> None
     sys.stderr = open(2, "w", encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     _reseed()
     _show_command_line([sys.executable, "-m", *sys.argv])
+
+
+def _enter(namespace: str) -> None:
+    """Move into a namespace. Raises: OSError."""
+    descriptor = os.open(namespace, os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), namespace)
+    os.close(descriptor)
 
 
 def _reseed() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from shardp2p.errors import ConfigError, PeerUnavailableError
-from shardp2p.lab.children import open_children
+from shardp2p.lab.children import entering, open_children
 from shardp2p.lab.forking import Forked, fork_with_pipes
 from tests.support.models import tiny_llama
 from tests.support.processes import HANG_S, Shardp2p, has_ended
@@ -33,10 +33,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def forked_process(module: str, *arguments: str) -> Iterator[tuple[Forked, int, int]]:
+def forked_process(module: str, *arguments: str, namespaces: Sequence[str] = ()) -> Iterator[tuple[Forked, int, int]]:
     """A forked process, our end of its stdout, and the file that is its stderr; killed at the end if it still runs."""
     with tempfile.TemporaryFile() as errors:
-        made = fork_with_pipes(module, arguments, errors.fileno())
+        made = fork_with_pipes(module, arguments, errors.fileno(), namespaces=namespaces)
         assert made is not None
         forked, stdin, stdout = made
         try:
@@ -48,12 +48,28 @@ def forked_process(module: str, *arguments: str) -> Iterator[tuple[Forked, int, 
             os.close(stdout)
 
 
-def outcome(statement: str) -> tuple[int, str]:
+def outcome(statement: str, *namespaces: str) -> tuple[int, str]:
     """The exit code and the output of a forked process that runs a statement."""
-    with forked_process("timeit", *STATEMENT, statement) as (forked, stdout, _):
+    with forked_process("timeit", *STATEMENT, statement, namespaces=namespaces) as (forked, stdout, _):
         with os.fdopen(os.dup(stdout)) as file:
             text = file.read()
         return forked.wait(HANG_S), text
+
+
+@contextmanager
+def another_network() -> Iterator[str]:
+    """A network namespace, as a file."""
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo made; read end"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != b"made\n":
+            pytest.skip("no network namespaces can be made here: run as root")
+        yield f"/proc/{holder.pid}/ns/net"
 
 
 def up(model: Path, data_dir: Path, *arguments: object) -> tuple[object, ...]:
@@ -308,3 +324,21 @@ def test_server_that_still_imports_ends_with_whoever_started_it() -> None:
         process.kill()
         _, alive = psutil.wait_procs(family, HANG_S)
         assert alive == []
+
+
+def test_peer_runs_in_the_namespaces_that_are_asked_for() -> None:
+    show = "import os; print(os.readlink('/proc/self/ns/net'))"
+    ours = str(Path("/proc/self/ns/net").readlink())
+    assert outcome(show)[1].startswith(ours)
+    with another_network() as namespace:
+        theirs = str(Path(namespace).readlink())
+        assert theirs != ours
+        assert outcome(show, namespace)[1].startswith(theirs)
+        not_forked = [*entering([namespace]), sys.executable, "-c", show]
+        assert subprocess.run(not_forked, capture_output=True, text=True, check=True).stdout.startswith(theirs)
+
+
+def test_peer_does_not_run_where_a_namespace_is_gone() -> None:
+    code, text = outcome("print('runs')", "/proc/self/ns/nothing")
+    assert code == 1
+    assert "runs" not in text
