@@ -84,6 +84,35 @@ class UpSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """What a peer that relays lends to others. `circuit_bytes` and `circuit_s` of 0 mean: no limit.
+
+    `reservations_per_network` is per /24 (IPv6: /48), so that one place cannot take them all; `bytes_per_s` is for all
+    circuits together, both directions counted, and shared fairly among them.
+    """
+
+    reservations: int = 128
+    reservations_per_network: int = 32
+    reservation_s: float = 3600.0
+    circuits: int = 256
+    circuits_per_peer: int = 32
+    circuit_bytes: int = 0
+    circuit_s: float = 0.0
+    bytes_per_s: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in ("reservations", "reservations_per_network", "circuits", "circuits_per_peer"):
+            if not 1 <= getattr(self, name) <= 65536:
+                raise ConfigError(f"relay {name} is {getattr(self, name)}; it must be between 1 and 65536")
+        if not 10 <= self.reservation_s <= 86400:
+            raise ConfigError(f"relay reservation_s is {self.reservation_s}; it must be between 10 and 86400")
+        if not self.bytes_per_s >= 65536:
+            raise ConfigError(f"relay bytes_per_s is {self.bytes_per_s}; below 65536 no peer can work over it")
+        if not (self.circuit_bytes >= 0 and self.circuit_s >= 0):
+            raise ConfigError("relay circuit_bytes and circuit_s must be 0 (no limit) or more")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set, read once and passed down in parts."""
 

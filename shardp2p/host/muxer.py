@@ -50,12 +50,16 @@ GOODBYE_S: Final = 0.3
 """How long a closing connection tries to send what is queued."""
 GOODBYE: Final = "the peer closed the connection"
 """The failure of a connection that the peer ended in order."""
+CLOSED: Final = "we closed the connection"
+UNUSED: Final = "it was not used"
+"""The failures of connections that we ended in order."""
 
 
 class Muxer(IMuxedConn):
     """One connection. `failure` says why it ended, or is None while it lives.
 
-    One that `is_retiring` is about to end for want of streams; new ones should take another.
+    One that `is_retiring` is about to end for want of streams; new ones should take another. `local_port` is the port
+    from which we dialled its peer straight, if we did.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Muxer(IMuxedConn):
         self.failure: str | None = None
         self.is_retiring = False
         self.path = upgrading_path.get()
+        self.local_port: int | None = None
         self.round_trip_s = 0.0
         self._is_initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._is_initiator else 2
@@ -108,6 +113,11 @@ class Muxer(IMuxedConn):
         """Whether the connection has ended."""
         return self.failure is not None
 
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether it has ended because one of the two sides meant it to."""
+        return self.failure in (GOODBYE, CLOSED, UNUSED)
+
     def rtt(self) -> float:
         """The smoothed round trip in seconds, 0 before the first pong."""
         return self.round_trip_s
@@ -135,7 +145,7 @@ class Muxer(IMuxedConn):
                     nursery.start_soon(self._watch)
                     self.event_started.set()
         finally:
-            await self._cut("we closed the connection")
+            await self._cut(CLOSED)
 
     async def open_stream(self) -> MuxedStream:
         """A new stream to the peer. Does not wait for the peer's consent. Raises: MuxedConnUnavailable."""
@@ -162,7 +172,7 @@ class Muxer(IMuxedConn):
             self.queue(encode_control(frames.GO_AWAY, 0, 0))
             with trio.move_on_after(GOODBYE_S, shield=True):
                 await self._drain()
-        await self._cut("we closed the connection")
+        await self._cut(CLOSED)
 
     async def _drain(self) -> None:
         while (self._outbox or self._is_writing) and not self.is_closed:
@@ -301,7 +311,7 @@ class Muxer(IMuxedConn):
             self.queue(encode_control(frames.GO_AWAY, 0, 0))
             with trio.move_on_after(GOODBYE_S):
                 await self._drain()
-            self.fail("it was not used")
+            self.fail(UNUSED)
 
     # Received frames.
 

@@ -6,6 +6,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError
 
 from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.muxed_stream import MuxedStream
+from shardp2p.host.muxer import Muxer
 from shardp2p.vocabulary import PeerId
 
 
@@ -20,6 +21,17 @@ class HostStream:
     def peer(self) -> PeerId:
         """The id that the other side proved in the handshake."""
         return self._peer
+
+    @property
+    def connection(self) -> Muxer:
+        """The connection that carries it."""
+        return self._muxed.muxed_conn
+
+    @property
+    def remote_address(self) -> tuple[str, int] | None:
+        """The IP address and port from which the peer is connected, as we see them; None over a relay."""
+        muxer = self._muxed.muxed_conn
+        return muxer.get_remote_address() if muxer.path.is_direct else None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`, waiting while the peer's window is full. Raises: PeerUnavailableError."""
