@@ -22,9 +22,10 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from shardp2p.errors import ConfigError, PeerUnavailableError
 from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress, parse_address
 from shardp2p.host.failures import HANDSHAKE_FAILURES
+from shardp2p.host.muxer import Muxer
 from shardp2p.host.path import DIRECT, Path, relayed, upgrading_path
 from shardp2p.host.security import MembershipFailure
-from shardp2p.host.tcp import BufferedTcpStream
+from shardp2p.host.tcp import TAKEN, BufferedTcpStream, Endpoint, dial_from, source_for
 from shardp2p.vocabulary import PeerId
 
 CONNECT_S: Final = 5.0
@@ -46,15 +47,22 @@ class Circuits(Protocol):
         ...
 
 
-async def dial(swarm: Swarm, peer: PeerId, addresses: Sequence[str], circuits: Circuits | None = None) -> INetConn:
+async def dial(
+    swarm: Swarm,
+    peer: PeerId,
+    addresses: Sequence[str],
+    circuits: Circuits | None = None,
+    sources: Sequence[Endpoint] = (),
+) -> INetConn:
     """A new connection to `peer` at the first of `addresses` where it answers; a relay is asked a moment later.
 
+    It leaves from one of `sources`, the endpoints that we listen on, where that is possible.
     Raises: PeerUnavailableError with each address and why it failed; ConfigError for a malformed address.
     """
     parsed = [_address_of(peer, text) for text in addresses]
     if not parsed:
         raise PeerUnavailableError(f"not connected to peer {peer}, and no address of it is known")
-    straight = [(at, partial(_dial_address, swarm, peer, at)) for at in parsed if isinstance(at, TcpAddress)]
+    straight = [(at, partial(_dial_address, swarm, peer, at, sources)) for at in parsed if isinstance(at, TcpAddress)]
     over_relays = [
         (at, partial(_dial_circuit, swarm, peer, at, circuits)) for at in parsed if isinstance(at, CircuitAddress)
     ]
@@ -116,9 +124,13 @@ async def _dial_circuit(swarm: Swarm, peer: PeerId, address: CircuitAddress, cir
     return await upgrade(swarm, raw, peer, relayed(address.relay_peer))
 
 
-async def _dial_address(swarm: Swarm, peer: PeerId, address: TcpAddress) -> INetConn:
-    raw = RawConnection(BufferedTcpStream(await _connect(address)), initiator=True)
-    return await upgrade(swarm, raw, peer, DIRECT)
+async def _dial_address(swarm: Swarm, peer: PeerId, address: TcpAddress, sources: Sequence[Endpoint]) -> INetConn:
+    stream = await _connect(address, sources)
+    local_port = stream.socket.getsockname()[1]
+    connection = await upgrade(swarm, RawConnection(BufferedTcpStream(stream), initiator=True), peer, DIRECT)
+    assert isinstance(connection.muxed_conn, Muxer)
+    connection.muxed_conn.local_port = local_port
+    return connection
 
 
 async def upgrade(swarm: Swarm, raw: RawConnection, peer: PeerId, path: Path) -> INetConn:
@@ -147,14 +159,30 @@ async def _close_at_once(raw: RawConnection) -> None:
         await raw.close()
 
 
-async def _connect(address: TcpAddress) -> trio.SocketStream:
+async def _connect(address: TcpAddress, sources: Sequence[Endpoint]) -> trio.SocketStream:
     try:
         with trio.fail_after(CONNECT_S):
-            return await trio.open_tcp_stream(address.host, address.port)
+            return await _connect_from(address, sources) or await trio.open_tcp_stream(address.host, address.port)
     except trio.TooSlowError as error:
         raise AddressError(f"no answer within {CONNECT_S:.0f} s") from error
     except OSError as error:
         raise AddressError(_connect_reason(error)) from error
+
+
+async def _connect_from(address: TcpAddress, sources: Sequence[Endpoint]) -> trio.SocketStream | None:
+    """A connection from one of `sources`; None when there is none that could be used."""
+    if not sources:
+        return None
+    infos = await trio.socket.getaddrinfo(address.host, address.port, type=trio.socket.SOCK_STREAM)
+    for family, *_, remote in infos:
+        source = source_for(family, sources)
+        if source is not None:
+            try:
+                return await dial_from(source, (str(remote[0]), int(remote[1])))
+            except OSError as error:
+                if error.errno not in TAKEN:
+                    raise
+    return None
 
 
 _CONNECT_REASONS: Final = {

@@ -6,8 +6,8 @@ nursery of `open_host`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import structlog
@@ -34,7 +34,7 @@ from shardp2p.host.path import DIRECT, Path, upgrading_path
 from shardp2p.host.peer_ids import id_of, peer_of
 from shardp2p.host.self_stream import SelfStream, open_pair
 from shardp2p.host.stream import HostStream
-from shardp2p.host.tcp import BufferedTcpStream, open_listeners
+from shardp2p.host.tcp import BufferedTcpStream, Endpoint, open_listeners
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
@@ -42,6 +42,9 @@ from shardp2p.wire.stream import Handler, Stream
 
 MAX_HANDSHAKES: Final = 64
 """Strangers that are shaking hands at the same time; a further one takes the place of the oldest."""
+
+Upgrade = Callable[[trio.SocketStream], Awaitable[Muxer | None]]
+"""Makes a connection of an accepted socket, or gives None when it does not come about."""
 
 log = structlog.get_logger()
 
@@ -58,6 +61,7 @@ class Host:
         self._listeners = listeners
         self._handshakes: dict[trio.SocketStream, None] = {}  # the oldest first
         self._dialling: dict[PeerId, trio.Lock] = {}
+        self._expected: dict[Endpoint, Upgrade] = {}
         self._nursery: trio.Nursery | None = None
         self._announced: tuple[str, ...] | None = None
         self.circuits: Circuits | None = None
@@ -84,8 +88,13 @@ class Host:
 
     def listen_addresses(self) -> tuple[str, ...]:
         """Every multiaddr, with our peer id, at which a socket of ours listens."""
-        bound = [listener.socket.getsockname()[:2] for listener in self._listeners]
+        bound = self.listen_endpoints()
         return tuple(text for host, port in bound for text in dialable_addresses(host, port, self._peer_id))
+
+    def listen_endpoints(self) -> tuple[Endpoint, ...]:
+        """What each of our listening sockets is bound to, wildcards as such."""
+        bound = [listener.socket.getsockname()[:2] for listener in self._listeners]
+        return tuple((str(host), int(port)) for host, port in bound)
 
     def connected_peers(self) -> tuple[PeerId, ...]:
         """The peers to which a connection lives, in the order of connecting."""
@@ -123,11 +132,7 @@ class Host:
             if not (muxer.failure == GOODBYE and addresses):
                 raise PeerUnavailableError(negotiation_failure(peer, protocol, muxer, error)) from error
         # The peer closed a connection that it had long not used, in the moment in which we wanted it.
-        muxer = self._connection(peer) or await self._dial(peer, addresses)
-        try:
-            return HostStream(await negotiated_stream(muxer, protocol), peer)
-        except NEGOTIATION_FAILURES as error:
-            raise PeerUnavailableError(negotiation_failure(peer, protocol, muxer, error)) from error
+        return await self.open_stream_over(self._connection(peer) or await self._dial(peer, addresses), protocol)
 
     def _open_to_self(self, protocol: str) -> SelfStream:
         if self._nursery is None or protocol not in self._handlers:
@@ -135,6 +140,14 @@ class Host:
         ours, theirs = open_pair(self._peer_id)
         self._nursery.start_soon(self._handle, protocol, theirs, trio.Event())
         return ours
+
+    async def open_stream_over(self, muxer: Muxer, protocol: str) -> HostStream:
+        """A new stream over that very connection. Raises: PeerUnavailableError."""
+        peer = peer_of(muxer.peer_id)
+        try:
+            return HostStream(await negotiated_stream(muxer, protocol), peer)
+        except NEGOTIATION_FAILURES as error:
+            raise PeerUnavailableError(negotiation_failure(peer, protocol, muxer, error)) from error
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`; its streams fail. It may connect again if it is still admitted."""
@@ -162,9 +175,26 @@ class Host:
     def _connection(self, peer: PeerId) -> Muxer | None:
         return next(iter(self.connections(peer)), None)
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
-        """A new connection to `peer`, beside those that live. Raises: PeerUnavailableError, ConfigError, as above."""
-        return _muxer_of(await dial(self._swarm, peer, addresses, self.circuits))
+    async def connect(self, peer: PeerId, addresses: Sequence[str], *, from_listen_port: bool = False) -> Muxer:
+        """A new connection to `peer`, beside those that live. Raises: PeerUnavailableError, ConfigError, as above.
+
+        `from_listen_port` is for relays and peers that are asked what they see: they see the mapping that others can
+        punch. From elsewhere it would occupy the very way that a punch takes.
+        """
+        sources = self.listen_endpoints() if from_listen_port else ()
+        return _muxer_of(await dial(self._swarm, peer, addresses, self.circuits, sources))
+
+    @contextmanager
+    def expecting(self, remotes: Iterable[Endpoint], upgrade: Upgrade) -> Iterator[None]:
+        """Give what connects from `remotes` to `upgrade` meanwhile: who dials as we do has agreed on another role."""
+        mine = dict.fromkeys(remotes, upgrade)
+        self._expected |= mine
+        try:
+            yield
+        finally:
+            for remote in mine:
+                if self._expected.get(remote) is upgrade:
+                    del self._expected[remote]
 
     async def adopt_dialled(self, raw: RawConnection, peer: PeerId, path: Path) -> Muxer:
         """The connection over bytes that we dialled some other way. Raises: AddressError (host/dialer.py)."""
@@ -195,7 +225,8 @@ class Host:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         """Shake hands with whoever connects, and keep the socket open until the connection ends."""
-        muxed = await self._shake_hands(stream)
+        upgrade = self._expected.get(_remote_of(stream), self._shake_hands)
+        muxed = await upgrade(stream)
         if muxed is None:
             return
         try:
@@ -287,6 +318,14 @@ async def open_host(
     finally:
         for listener in listeners:
             listener.socket.close()
+
+
+def _remote_of(stream: trio.SocketStream) -> Endpoint:
+    try:
+        host, port = stream.socket.getpeername()[:2]
+    except OSError:  # it is gone already
+        return "", 0
+    return str(host), int(port)
 
 
 def _muxer_of(connection: INetConn) -> Muxer:

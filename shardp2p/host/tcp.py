@@ -1,12 +1,15 @@
 """TCP for libp2p: a buffered stream, and listeners that live in our own nursery.
 
-libp2p's own listener runs in a trio system task, where any exception ends the whole program, and sets SO_REUSEPORT,
-so that a port in use goes unnoticed.
+libp2p's own listener runs in a trio system task, where any exception ends the whole program, and sets SO_REUSEPORT
+before it binds, so that a port in use goes unnoticed. Ours sets it afterwards: nobody else's port is shared, and yet
+connections can be dialled from the port we listen on, which is what punching holes takes.
 """
 
 from __future__ import annotations
 
 import errno
+import socket
+import struct
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +19,14 @@ from libp2p.io.trio import TrioTCPStream
 
 from shardp2p.errors import ConfigError
 from shardp2p.host.addresses import TcpAddress
+
+Endpoint = tuple[str, int]
+"""A literal IP address and a port."""
+
+TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+"""`dial_from` fails so while another connection of ours, alive or just closed, has the same two ends."""
+
+_ABORT_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 _RECEIVE_BYTES: Final = 256 * 1024
 """One system call takes whatever the kernel holds, up to a few Noise messages."""
@@ -89,6 +100,7 @@ async def _open_listener(address: TcpAddress) -> trio.SocketListener:
         if address.is_ipv6:
             listening.setsockopt(trio.socket.IPPROTO_IPV6, trio.socket.IPV6_V6ONLY, 1)
         await listening.bind((address.host, address.port))
+        listening.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEPORT, 1)
         listening.listen(128)
     except OSError as error:
         listening.close()
@@ -97,6 +109,35 @@ async def _open_listener(address: TcpAddress) -> trio.SocketListener:
         listening.close()
         raise
     return trio.SocketListener(listening)
+
+
+async def dial_from(source: Endpoint, remote: Endpoint) -> trio.SocketStream:
+    """A connection to `remote` that leaves from `source`, where a socket of ours listens.
+
+    Raises: OSError, with an errno of TAKEN when another connection already has these two ends.
+    """
+    family = socket.AF_INET6 if ":" in remote[0] else socket.AF_INET
+    dialling = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        dialling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dialling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        abort_on_close(dialling)
+        await dialling.bind(source)
+        await dialling.connect(remote)
+    except BaseException:
+        dialling.close()
+        raise
+    return trio.SocketStream(dialling)
+
+
+def abort_on_close(connected: trio.socket.SocketType) -> None:
+    """Have closing `connected` free its two ends at once: a port that we listen on has only one way to each remote."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_ON_CLOSE)
+
+
+def source_for(family: int, listening: Sequence[Endpoint]) -> Endpoint | None:
+    """From which of the endpoints that we listen on a connection of that address family can leave."""
+    return next((at for at in listening if (":" in at[0]) == (family == socket.AF_INET6)), None)
 
 
 def _listen_advice(error: OSError) -> str:
