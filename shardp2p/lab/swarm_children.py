@@ -27,6 +27,7 @@ from shardp2p.lab.children import Child, Children, open_children
 from shardp2p.vocabulary import DType, PeerId, SwarmId
 
 TOKEN_LIFETIME_S: Final = 86_400.0
+LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 LOOK_S: Final = 0.1
 """How often a peer is asked for what is waited for."""
 PORTS: Final = range(20_000, 32_000)
@@ -56,6 +57,7 @@ class JoinedPeer:
         paths: Paths,
         children: Children,
         environment: Mapping[str, str] | None,
+        namespaces: Sequence[str] = (),
     ) -> None:
         self.memory = memory
         self.paths = paths
@@ -68,6 +70,7 @@ class JoinedPeer:
         self._command = tuple(command)
         self._children = children
         self._environment = environment
+        self._namespaces = tuple(namespaces)
         self._child: Child | None = None
 
     @property
@@ -96,7 +99,7 @@ class JoinedPeer:
             raise LocalProtocolError(f"{self._name} runs already")
         self.ready = None
         self.started_at = trio.current_time()
-        self._child = await self._children.start_peer(self._name, self._command, self._environment)
+        self._child = await self._children.start_peer(self._name, self._command, self._environment, self._namespaces)
 
     start_again = start
 
@@ -186,9 +189,23 @@ class SwarmChildren:
         """The peers whose processes run."""
         return [peer for peer in self.peers if peer.is_running]
 
-    async def add(self, memory: str, *arguments: str) -> JoinedPeer:
-        """Start one more peer with that `memory` and those further arguments of `up`; it is not waited for."""
-        peer = self._make(memory, "/ip4/127.0.0.1/tcp/0", arguments)
+    async def add(
+        self, memory: str, *arguments: str, listen: str = LOOPBACK, namespaces: Sequence[str] = ()
+    ) -> JoinedPeer:
+        """Start one more peer with that `memory` and those further arguments of `up`; it is not waited for.
+
+        In the `namespaces`, files as in /proc/PID/ns, it is on another machine as far as the network goes.
+        """
+        peer = self._make(memory, listen, arguments, namespaces)
+        await peer.start()
+        return peer
+
+    async def found(
+        self, memory: str, *arguments: str, listen: str, address: str, namespaces: Sequence[str]
+    ) -> JoinedPeer:
+        """Start the first peer alone; others dial it at the multiaddr `address`, and the token says so."""
+        peer = self._make(memory, listen, arguments, namespaces)
+        self._write_token(f"{address}/p2p/{peer.peer_id}")
         await peer.start()
         return peer
 
@@ -207,14 +224,16 @@ class SwarmChildren:
         """The first peers, all at once, by a token that names the first of them."""
         port = _free_port()
         for number, size in enumerate(memory):
-            self._make(size, f"/ip4/127.0.0.1/tcp/{0 if number else port}", ())
-        first = f"/ip4/127.0.0.1/tcp/{port}/p2p/{self.peers[0].peer_id}"
+            self._make(size, LOOPBACK if number else f"/ip4/127.0.0.1/tcp/{port}", ())
+        self._write_token(f"/ip4/127.0.0.1/tcp/{port}/p2p/{self.peers[0].peer_id}")
+        await _all_at_once([peer.start for peer in self.peers])
+
+    def _write_token(self, first: str) -> None:
         self.token = write_join(self.owned.invite(time.time(), TOKEN_LIFETIME_S, peers=(first,)))
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(self.token)
-        await _all_at_once([peer.start for peer in self.peers])
 
-    def _make(self, memory: str, listen: str, arguments: Sequence[str]) -> JoinedPeer:
+    def _make(self, memory: str, listen: str, arguments: Sequence[str], namespaces: Sequence[str] = ()) -> JoinedPeer:
         index = len(self.peers)
         paths = default_paths(self.new_data_dir(f"peer-{index}"))
         options = self._options
@@ -224,9 +243,19 @@ class SwarmChildren:
         command += ["--json", "--exit-on-stdin-close"]
         if options.model is not None:
             command += ["--model", options.model]
-        peer = JoinedPeer(index, memory, [*command, *arguments], paths, self._children, options.environment)
+        command += arguments
+        peer = JoinedPeer(index, memory, command, paths, self._children, options.environment, namespaces)
         self.peers.append(peer)
         return peer
+
+
+@asynccontextmanager
+async def empty_swarm(options: PeerOptions) -> AsyncIterator[SwarmChildren]:
+    """A private swarm of nobody yet: `found` starts its first peer. Whoever is started ends with the context."""
+    async with open_children() as children:
+        owner = default_paths(children.directory / "owner")
+        owned = OwnedSwarms(owner.swarms_dir).create("lab", is_open=False)
+        yield SwarmChildren(owned, options, children)
 
 
 @asynccontextmanager
@@ -238,10 +267,7 @@ async def joined_swarm(
     They end with the context. `is_awaited`: all of them serve before the context is entered.
     Raises: the error with which the first of them failed.
     """
-    async with open_children() as children:
-        owner = default_paths(children.directory / "owner")
-        owned = OwnedSwarms(owner.swarms_dir).create("lab", is_open=False)
-        swarm = SwarmChildren(owned, options, children)
+    async with empty_swarm(options) as swarm:
         await swarm.start(memory)
         if is_awaited:
             await swarm.wait_ready()
