@@ -25,6 +25,7 @@ from shardp2p.coordinator.stream import GenerationStream
 from shardp2p.errors import ConfigError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.host import Host, open_host
+from shardp2p.host.stream import HostStream
 from shardp2p.identity.keys import Identity
 from shardp2p.runtime.draft import make_proposer
 from shardp2p.scheduler.plan import Plan
@@ -38,6 +39,7 @@ from shardp2p.wire.credit import CreditReceiver
 from shardp2p.wire.driving import DraftKind
 from shardp2p.wire.messages import AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
 from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
+from shardp2p.wire.seen import AskSeen, Seen
 from shardp2p.wire.stream import Stream
 
 if TYPE_CHECKING:
@@ -251,6 +253,9 @@ class Node:
                 await channel.send(self.describe())
             elif isinstance(first, AskRecord):
                 await channel.send(OwnRecord(self.sealed_record()))
+            elif isinstance(first, AskSeen):
+                address = stream.remote_address if isinstance(stream, HostStream) else None
+                await channel.send(Seen(*(address or ("", 0))))
             else:
                 raise RemoteProtocolError(f"{channel.peer} asked for nothing we know")
 

@@ -31,7 +31,8 @@ class HostStream:
     def remote_address(self) -> tuple[str, int] | None:
         """The IP address and port from which the peer is connected, as we see them; None over a relay."""
         muxer = self._muxed.muxed_conn
-        return muxer.get_remote_address() if muxer.path.is_direct else None
+        remote = muxer.get_remote_address() if muxer.path.is_direct else None
+        return (remote[0].partition("%")[0], remote[1]) if remote else None  # a zone says nothing to others
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`, waiting while the peer's window is full. Raises: PeerUnavailableError."""

@@ -31,6 +31,7 @@ from shardp2p.wire.messages import (
     Pong,
 )
 from shardp2p.wire.pb import swarm_pb2
+from shardp2p.wire.seen import AskSeen, Seen
 
 MAX_SEALED_BYTES: Final = 8 * 1024 + 96
 """What records.MAX_SEALED_BYTES allows."""
@@ -198,6 +199,20 @@ def _check_dial_back_result(message: DialBackResult) -> None:
             raise InvalidError(f"the outcome {outcome!r} is unknown")
 
 
+def _write_seen(message: Seen) -> bytes:
+    return swarm_pb2.Seen(host=message.host, port=message.port).SerializeToString()
+
+
+def _read_seen(wire: swarm_pb2.Seen) -> Seen:
+    return Seen(wire.host, wire.port)
+
+
+def _check_seen(message: Seen) -> None:
+    if message != Seen("", 0):
+        _check_ip(message.host)
+        _check_port(message.port)
+
+
 def _check_port(port: int) -> None:
     if not 1 <= port <= MAX_PORT:
         raise InvalidError(f"{port} is no port")
@@ -222,6 +237,8 @@ CODECS: Final[dict[type, AnyCodec]] = {
     ),
     Ping: MessageCodec(swarm_pb2.Ping, _write_ping, _read_ping, _check_ping),
     Pong: MessageCodec(swarm_pb2.Pong, _write_pong, _read_pong, _check_pong),
+    AskSeen: MessageCodec(swarm_pb2.AskSeen, lambda _: b"", lambda _: AskSeen(), accept),
+    Seen: MessageCodec(swarm_pb2.Seen, _write_seen, _read_seen, _check_seen),
     AskDialBack: MessageCodec(swarm_pb2.AskDialBack, _write_ask_dial_back, _read_ask_dial_back, _check_ask_dial_back),
     DialBackResult: MessageCodec(
         swarm_pb2.DialBackResult, _write_dial_back_result, _read_dial_back_result, _check_dial_back_result

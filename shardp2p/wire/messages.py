@@ -12,6 +12,7 @@ from typing import Literal
 from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
 from shardp2p.wire.driving import GenerateMessage
 from shardp2p.wire.news import GossipMessage
+from shardp2p.wire.seen import SightMessage
 
 Scheme = Literal["raw", "int8"]
 DialOutcome = Literal["open", "other", "refused", "timeout"]
@@ -260,5 +261,5 @@ class DialBackResult:
 
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
-SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong | AskDialBack | DialBackResult
+SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong | AskDialBack | DialBackResult | SightMessage
 Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.wire import driving, messages, news
+from shardp2p.wire import driving, messages, news, seen
 
 CONTROL: Final = "/shardp2p/control/1"
 RING: Final = "/shardp2p/ring/1"
@@ -97,6 +97,8 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(4, messages.OwnRecord, TEXT_BYTES),
         MessageKind(16, messages.Ping, PROBE_BYTES),
         MessageKind(17, messages.Pong, SMALL_BYTES),
+        MessageKind(18, seen.AskSeen, SMALL_BYTES),
+        MessageKind(19, seen.Seen, SMALL_BYTES),
         MessageKind(20, messages.AskDialBack, SMALL_BYTES),
         MessageKind(21, messages.DialBackResult, SMALL_BYTES),
     ),

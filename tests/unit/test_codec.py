@@ -35,6 +35,7 @@ from shardp2p.wire.messages import (
 )
 from shardp2p.wire.pb import control_pb2, ring_pb2
 from shardp2p.wire.protocols import ACTIVATIONS_BYTES, CONTROL, KINDS, MAX_ROWS, RING, SWARM, limits_of
+from shardp2p.wire.seen import Seen
 
 SESSION = SessionId("0f" * 16)
 PEER = PeerId("peer-b")
@@ -96,6 +97,10 @@ def round_trip(protocol: str, message: Message) -> Message:
         (SWARM, Ping(bytes(16)), {"nonce": bytes(15)}, "not 15"),
         (SWARM, Ping(bytes(16)), {"padding": bytes(31 * 1024 + 1)}, "31745 bytes of padding"),
         (SWARM, Pong(bytes(16)), {"nonce": b""}, "not 0"),
+        (SWARM, Seen("45.45.0.7", 1), {"host": "45.45.0.07"}, "no IP address"),
+        (SWARM, Seen("45.45.0.7", 1), {"host": "fe80::1%eth0"}, "no IP address"),
+        (SWARM, Seen("45.45.0.7", 1), {"host": ""}, "no IP address"),
+        (SWARM, Seen("45.45.0.7", 1), {"port": 0}, "0 is no port"),
         (SWARM, AskDialBack(bytes(16), (1,)), {"ports": ()}, "at least one port"),
         (SWARM, AskDialBack(bytes(16), (1,)), {"ports": (1, 2, 3, 4, 5)}, "5 ports"),
         (SWARM, AskDialBack(bytes(16), (1,)), {"ports": (65536,)}, "no port"),

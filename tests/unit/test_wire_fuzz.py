@@ -42,6 +42,7 @@ from shardp2p.wire.messages import (
 from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
 from shardp2p.wire.pb import control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
 from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, MAX_SLOT, RING, SWARM, limits_of
+from shardp2p.wire.seen import AskSeen, Seen
 
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 TOKENS = st.integers(0, MAX_SLOT)
@@ -240,6 +241,8 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         MEMBERS,
         st.builds(Ping, NONCES, st.binary(max_size=100)),
         st.builds(Pong, NONCES, st.integers(0, 2**30)),
+        st.builds(AskSeen),
+        st.one_of(st.just(Seen("", 0)), st.builds(Seen, HOSTS, PORTS)),
         st.builds(AskDialBack, NONCES, st.lists(PORTS, min_size=1, max_size=4, unique=True).map(tuple)),
         st.builds(DialBackResult, NONCES, HOSTS, PORTS, st.lists(OUTCOMES, min_size=1, max_size=4).map(tuple)),
     ),

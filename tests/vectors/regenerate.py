@@ -48,6 +48,7 @@ from shardp2p.wire.messages import (
 from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
 from shardp2p.wire.pb import control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
 from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
+from shardp2p.wire.seen import AskSeen, Seen
 
 HERE = Path(__file__).resolve().parent
 PEER = PeerId("12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo")
@@ -202,6 +203,10 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "ping_with_padding": Ping(bytes(range(16)), b"padding"),
         "pong": Pong(bytes(range(16)), 507_904),
         "pong_without_room": Pong(bytes(range(16))),
+        "ask_seen": AskSeen(),
+        "seen": Seen("45.45.0.7", 51000),
+        "seen_of_ipv6": Seen("2a00:1450::7", 51000),
+        "seen_over_a_relay": Seen("", 0),
         "ask_dial_back": AskDialBack(bytes(range(16)), (4001, 443)),
         "dial_back_result": DialBackResult(bytes(range(16)), "45.45.0.7", 51000, ("open", "refused")),
         "dial_back_result_of_ipv6": DialBackResult(bytes(range(16)), "2a00:1450::7", 51000, ("timeout", "other")),
@@ -214,6 +219,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
     },
 }
 
+SEEN = Seen("45.45.0.7", 51000)
 ASK_DIAL_BACK = AskDialBack(bytes(16), (4001, 443))
 DIAL_BACK_RESULT = DialBackResult(bytes(16), "45.45.0.7", 51000, ("open",))
 
@@ -326,6 +332,10 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "ping_nonce_of_15_bytes": (swarm_pb2.Ping, Ping(bytes(16)), lambda m: setattr(m, "nonce", bytes(15))),
         "ping_without_nonce": (swarm_pb2.Ping, Ping(bytes(16)), lambda m: m.ClearField("nonce")),
         "pong_nonce_of_17_bytes": (swarm_pb2.Pong, Pong(bytes(16)), lambda m: setattr(m, "nonce", bytes(17))),
+        "seen_of_a_name": (swarm_pb2.Seen, SEEN, lambda m: setattr(m, "host", "localhost")),
+        "seen_at_port_0": (swarm_pb2.Seen, SEEN, lambda m: m.ClearField("port")),
+        "seen_without_host": (swarm_pb2.Seen, SEEN, lambda m: m.ClearField("host")),
+        "seen_at_port_65536": (swarm_pb2.Seen, SEEN, lambda m: setattr(m, "port", 2**16)),
         "ask_dial_back_without_ports": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ClearField("ports")),
         "ask_dial_back_to_5_ports": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ports.extend([1, 2, 3])),
         "ask_dial_back_to_port_0": (swarm_pb2.AskDialBack, ASK_DIAL_BACK, lambda m: m.ports.append(0)),

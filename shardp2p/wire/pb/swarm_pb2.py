@@ -29,15 +29,15 @@ _sym_db = _symbol_database.Default()
 from shardp2p.wire.pb import types_pb2 as shardp2p_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shardp2p/v1/swarm.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\n\n\x08\x44\x65scribe\"\xb2\x02\n\nMemberInfo\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\'\n\x06layers\x18\x06 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x08 \x01(\r\x12\x13\n\x0blayer_bytes\x18\t \x01(\x04\x12\x11\n\trss_bytes\x18\n \x01(\x04\x12\x0b\n\x03pid\x18\x0b \x01(\r\x12\x17\n\x0f\x66ree_cache_rows\x18\x0c \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x19\n\x11load_growth_bytes\x18\x0e \x01(\x04\"\x0b\n\tAskRecord\"\x1b\n\tOwnRecord\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"&\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\")\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x12\n\nroom_bytes\x18\x02 \x01(\r\"+\n\x0b\x41skDialBack\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\r\n\x05ports\x18\x02 \x03(\r\"c\n\x0e\x44ialBackResult\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12&\n\x08outcomes\x18\x04 \x03(\x0e\x32\x14.shardp2p.v1.Outcome*E\n\x07Outcome\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04OPEN\x10\x01\x12\t\n\x05OTHER\x10\x02\x12\x0b\n\x07REFUSED\x10\x03\x12\x0b\n\x07TIMEOUT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shardp2p/v1/swarm.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\n\n\x08\x44\x65scribe\"\xb2\x02\n\nMemberInfo\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\'\n\x06layers\x18\x06 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x08 \x01(\r\x12\x13\n\x0blayer_bytes\x18\t \x01(\x04\x12\x11\n\trss_bytes\x18\n \x01(\x04\x12\x0b\n\x03pid\x18\x0b \x01(\r\x12\x17\n\x0f\x66ree_cache_rows\x18\x0c \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x19\n\x11load_growth_bytes\x18\x0e \x01(\x04\"\x0b\n\tAskRecord\"\x1b\n\tOwnRecord\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"&\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07padding\x18\x02 \x01(\x0c\")\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x12\n\nroom_bytes\x18\x02 \x01(\r\"\t\n\x07\x41skSeen\"\"\n\x04Seen\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"+\n\x0b\x41skDialBack\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\r\n\x05ports\x18\x02 \x03(\r\"c\n\x0e\x44ialBackResult\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12&\n\x08outcomes\x18\x04 \x03(\x0e\x32\x14.shardp2p.v1.Outcome*E\n\x07Outcome\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04OPEN\x10\x01\x12\t\n\x05OTHER\x10\x02\x12\x0b\n\x07REFUSED\x10\x03\x12\x0b\n\x07TIMEOUT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardp2p.wire.pb.swarm_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=657
-  _globals['_OUTCOME']._serialized_end=726
+  _globals['_OUTCOME']._serialized_start=704
+  _globals['_OUTCOME']._serialized_end=773
   _globals['_DESCRIBE']._serialized_start=65
   _globals['_DESCRIBE']._serialized_end=75
   _globals['_MEMBERINFO']._serialized_start=78
@@ -50,8 +50,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PING']._serialized_end=466
   _globals['_PONG']._serialized_start=468
   _globals['_PONG']._serialized_end=509
-  _globals['_ASKDIALBACK']._serialized_start=511
-  _globals['_ASKDIALBACK']._serialized_end=554
-  _globals['_DIALBACKRESULT']._serialized_start=556
-  _globals['_DIALBACKRESULT']._serialized_end=655
+  _globals['_ASKSEEN']._serialized_start=511
+  _globals['_ASKSEEN']._serialized_end=520
+  _globals['_SEEN']._serialized_start=522
+  _globals['_SEEN']._serialized_end=556
+  _globals['_ASKDIALBACK']._serialized_start=558
+  _globals['_ASKDIALBACK']._serialized_end=601
+  _globals['_DIALBACKRESULT']._serialized_start=603
+  _globals['_DIALBACKRESULT']._serialized_end=702
 # @@protoc_insertion_point(module_scope)

@@ -87,6 +87,18 @@ class Pong(_message.Message):
     room_bytes: int
     def __init__(self, nonce: _Optional[bytes] = ..., room_bytes: _Optional[int] = ...) -> None: ...
 
+class AskSeen(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Seen(_message.Message):
+    __slots__ = ("host", "port")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
 class AskDialBack(_message.Message):
     __slots__ = ("nonce", "ports")
     NONCE_FIELD_NUMBER: _ClassVar[int]
