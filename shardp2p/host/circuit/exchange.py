@@ -1,0 +1,108 @@
+"""Messages on streams, and streams over connections that no relay carries: what relays and their clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from shardp2p.errors import PeerUnavailableError, RemoteProtocolError
+from shardp2p.host.circuit.messages import LengthPrefix
+from shardp2p.host.failures import NEGOTIATION_FAILURES
+from shardp2p.host.host import Host
+from shardp2p.host.muxer import GOODBYE, Muxer
+from shardp2p.host.negotiation import negotiated_stream, negotiation_failure
+from shardp2p.host.stream import HostStream
+from shardp2p.vocabulary import PeerId
+from shardp2p.wire.stream import Stream
+
+Dial = Callable[[PeerId, Sequence[str]], Awaitable[Muxer]]
+"""Makes a connection to a peer at TCP addresses. Raises: PeerUnavailableError, ConfigError."""
+
+_ENDED: Final = "it ended the stream without an answer"
+
+
+async def receive_message(stream: Stream) -> bytes | None:
+    """The next message, without its length and not a byte more; None at the stream's end.
+
+    Raises: PeerUnavailableError when the stream fails or ends within a message; RemoteProtocolError for a wrong length.
+    """
+    prefix = LengthPrefix()
+    length: int | None = None
+    is_first = True
+    while length is None:
+        byte = await stream.receive_some(1)
+        if not byte:
+            if is_first:
+                return None
+            raise PeerUnavailableError(_ENDED, stream.peer)
+        is_first = False
+        length = prefix.feed(byte[0])
+    message = bytearray()
+    while len(message) < length:
+        piece = await stream.receive_some(length - len(message))
+        if not piece:
+            raise PeerUnavailableError(_ENDED, stream.peer)
+        message += piece
+    return bytes(message)
+
+
+async def receive_answer(stream: Stream) -> bytes:
+    """The message that must come now. Raises: PeerUnavailableError, RemoteProtocolError, as above."""
+    message = await receive_message(stream)
+    if message is None:
+        raise PeerUnavailableError(_ENDED, stream.peer)
+    return message
+
+
+def over_direct_connection(stream: Stream) -> HostStream:
+    """`stream` as one of a connection without a relay. Raises: RemoteProtocolError for any other."""
+    if not isinstance(stream, HostStream) or not stream.connection.path.is_direct:
+        raise RemoteProtocolError("circuits run over direct connections only", stream.peer)
+    return stream
+
+
+def direct_connection(host: Host, peer: PeerId) -> Muxer | None:
+    """The newest live connection to `peer` that no relay carries."""
+    return next((muxer for muxer in host.connections(peer) if muxer.path.is_direct), None)
+
+
+async def open_over(muxer: Muxer, peer: PeerId, protocol: str) -> HostStream:
+    """A stream of `protocol` over this very connection. Raises: PeerUnavailableError."""
+    try:
+        return HostStream(await negotiated_stream(muxer, protocol), peer)
+    except NEGOTIATION_FAILURES as error:
+        raise PeerUnavailableError(negotiation_failure(peer, protocol, muxer, error), peer) from error
+
+
+class RelayLinks:
+    """Our connections to relays; whoever wants the same relay at the same time shares one."""
+
+    def __init__(self, host: Host, dial: Dial) -> None:
+        self._host = host
+        self._dial = dial
+        self._dialling: dict[PeerId, trio.Lock] = {}
+
+    async def open_stream(self, relay: PeerId, protocol: str, addresses: Sequence[str]) -> HostStream:
+        """A stream to `relay` over a live direct connection, else by dialling.
+
+        Raises: PeerUnavailableError, ConfigError.
+        """
+        muxer = await self._connection(relay, addresses)
+        try:
+            return await open_over(muxer, relay, protocol)
+        except PeerUnavailableError:
+            if muxer.failure != GOODBYE:
+                raise
+        # The relay closed a connection that it had long not used, in the moment in which we wanted it.
+        return await open_over(await self._connection(relay, addresses), relay, protocol)
+
+    async def _connection(self, relay: PeerId, addresses: Sequence[str]) -> Muxer:
+        lock = self._dialling.setdefault(relay, trio.Lock())
+        try:
+            async with lock:
+                return direct_connection(self._host, relay) or await self._dial(relay, addresses)
+        finally:
+            if not lock.locked():
+                self._dialling.pop(relay, None)
