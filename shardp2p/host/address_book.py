@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from shardp2p.errors import ConfigError
 from shardp2p.host.addresses import CircuitAddress, TcpAddress, parse_address
+from shardp2p.host.announcing import scope_of
 from shardp2p.vocabulary import PeerId
 
 MAX_PEERS: Final = 4096
@@ -151,7 +152,7 @@ def _usable(peer: PeerId, texts: Sequence[str], *, may_be_name: bool) -> list[st
         except ConfigError:
             continue
         tcp = address.relay if isinstance(address, CircuitAddress) else address
-        if address.peer in (None, peer) and tcp.port > 0 and _is_dialable(tcp, may_be_name):
+        if address.peer in (None, peer) and _is_dialable(tcp, may_be_name):
             found[str(replace(address, peer=None))] = None
     return list(found)[:MAX_ADDRESSES]
 
@@ -160,5 +161,6 @@ def _is_dialable(address: TcpAddress, may_be_name: bool) -> bool:
     try:
         ip = ipaddress.ip_address(address.host)
     except ValueError:
-        return may_be_name
-    return not (ip.is_unspecified or ip.is_multicast)
+        return may_be_name and address.port > 0
+    # A public address without a port says in which home a peer is (announcing.py).
+    return scope_of(ip) == "public" if address.port == 0 else not (ip.is_unspecified or ip.is_multicast)

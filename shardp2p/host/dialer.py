@@ -20,17 +20,20 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from shardp2p.errors import ConfigError, PeerUnavailableError
-from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress, parse_address
+from shardp2p.host.addresses import Address, CircuitAddress, Endpoint, TcpAddress, parse_address
+from shardp2p.host.announcing import Standing, dialable_from
 from shardp2p.host.failures import HANDSHAKE_FAILURES
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.path import DIRECT, Path, relayed, upgrading_path
 from shardp2p.host.security import MembershipFailure
-from shardp2p.host.tcp import TAKEN, BufferedTcpStream, Endpoint, dial_from, source_for
+from shardp2p.host.tcp import TAKEN, BufferedTcpStream, dial_from, source_for
 from shardp2p.vocabulary import PeerId
 
 CONNECT_S: Final = 5.0
 HANDSHAKE_S: Final = 10.0
 """Bounds per address, so that one that swallows packets does not use up the caller's time for the others."""
+SHOWN: Final = 4
+"""Addresses that an error quotes."""
 HEAD_START_S: Final = 0.25
 """How long straight addresses have before relays are tried beside them: as in RFC 8305."""
 
@@ -53,15 +56,22 @@ async def dial(
     addresses: Sequence[str],
     circuits: Circuits | None = None,
     sources: Sequence[Endpoint] = (),
+    standing: Standing | None = None,
 ) -> INetConn:
     """A new connection to `peer` at the first of `addresses` where it answers; a relay is asked a moment later.
 
-    It leaves from one of `sources`, the endpoints that we listen on, where that is possible.
+    It leaves from one of `sources`, the endpoints that we listen on, where that is possible. Who knows where it stands
+    leaves out what cannot work from there, and tries the rest in the order of announcing.py.
     Raises: PeerUnavailableError with each address and why it failed; ConfigError for a malformed address.
     """
     parsed = [_address_of(peer, text) for text in addresses]
     if not parsed:
         raise PeerUnavailableError(f"not connected to peer {peer}, and no address of it is known")
+    if standing is not None and not (parsed := list(dialable_from(standing, parsed))):
+        raise PeerUnavailableError(
+            f"cannot reach peer {peer}: it is in another network and tells only addresses inside that, "
+            f"{', '.join(addresses[:SHOWN])}; it needs a relay"
+        )
     straight = [(at, partial(_dial_address, swarm, peer, at, sources)) for at in parsed if isinstance(at, TcpAddress)]
     over_relays = [
         (at, partial(_dial_circuit, swarm, peer, at, circuits)) for at in parsed if isinstance(at, CircuitAddress)

@@ -23,7 +23,8 @@ from multiaddr import Multiaddr
 
 from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
-from shardp2p.host.addresses import dialable_addresses, parse_listen_address
+from shardp2p.host.addresses import Endpoint, dialable_addresses, parse_listen_address
+from shardp2p.host.announcing import Standing
 from shardp2p.host.dialer import Circuits, dial, upgrade
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
 from shardp2p.host.libp2p_host import make_libp2p_host, swarm_of
@@ -34,7 +35,7 @@ from shardp2p.host.path import DIRECT, Path, upgrading_path
 from shardp2p.host.peer_ids import id_of, peer_of
 from shardp2p.host.self_stream import SelfStream, open_pair
 from shardp2p.host.stream import HostStream
-from shardp2p.host.tcp import BufferedTcpStream, Endpoint, open_listeners
+from shardp2p.host.tcp import BufferedTcpStream, open_listeners
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
@@ -66,6 +67,8 @@ class Host:
         self._announced: tuple[str, ...] | None = None
         self.circuits: Circuits | None = None
         """What dials over relays, where this host does."""
+        self.standing: Standing | None = None
+        """Where we stand, once known: which of a peer's addresses are tried, and in which order."""
         self._swarm.set_stream_handler(self._serve_stream)
 
     @property
@@ -182,7 +185,7 @@ class Host:
         punch. From elsewhere it would occupy the very way that a punch takes.
         """
         sources = self.listen_endpoints() if from_listen_port else ()
-        return _muxer_of(await dial(self._swarm, peer, addresses, self.circuits, sources))
+        return _muxer_of(await dial(self._swarm, peer, addresses, self.circuits, sources, self.standing))
 
     @contextmanager
     def expecting(self, remotes: Iterable[Endpoint], upgrade: Upgrade) -> Iterator[None]:
