@@ -26,6 +26,10 @@ _SHOWN: Final = 80
 """As much of a wrong part as an error quotes."""
 
 
+Endpoint = tuple[str, int]
+"""A literal IP address, without a zone, and a port."""
+
+
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
     """`/<protocol>/<host>/tcp/<port>[/p2p/<peer>]`; `protocol` is ip4, ip6, dns, dns4 or dns6."""

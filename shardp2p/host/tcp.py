@@ -18,10 +18,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 
 from shardp2p.errors import ConfigError
-from shardp2p.host.addresses import TcpAddress
-
-Endpoint = tuple[str, int]
-"""A literal IP address and a port."""
+from shardp2p.host.addresses import Endpoint, TcpAddress
 
 TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 """`dial_from` fails so while another connection of ours, alive or just closed, has the same two ends."""
