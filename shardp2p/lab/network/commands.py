@@ -72,10 +72,11 @@ def prefixed(address: IPv4Address, lan: IPv4Network | None) -> str:
     return f"{address}/{lan.prefixlen if lan is not None else 32}"
 
 
-def entering(holder: int, descriptor: int, *, has_user_namespace: bool) -> list[str]:
-    """The beginning of a command that runs in a namespace which the process `holder` keeps open."""
-    own_users = ["--preserve-credentials", f"--user=/proc/{holder}/ns/user"] if has_user_namespace else []
-    return ["nsenter", *own_users, f"--net=/proc/{holder}/fd/{descriptor}", "--"]
+def entering(namespaces: Sequence[str]) -> list[str]:
+    """The beginning of a command that runs in these namespaces: a network's, after its user namespace if it has one."""
+    *users, network = namespaces
+    own_users = [part for user in users for part in ("--preserve-credentials", f"--user={user}")]
+    return ["nsenter", *own_users, f"--net={network}", "--"]
 
 
 def marked(mark: str, command: Sequence[str]) -> list[str]:

@@ -38,13 +38,16 @@ class _Node:
         """Its address where it is joined to the rest; of a host behind a router, the private one."""
         return str(self._address)
 
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The files of its namespaces, to be entered in that order, as `Children.start_peer` takes them."""
+        holder = f"/proc/{self._holder.pid}"
+        users = (f"{holder}/ns/user",) if self._holder.has_user_namespace else ()
+        return (*users, f"{holder}/fd/{self._holder.namespaces[self.name]}")
+
     def entering(self) -> list[str]:
         """The beginning of a command line that runs inside, also from another terminal."""
-        command = entering(
-            self._holder.pid,
-            self._holder.namespaces[self.name],
-            has_user_namespace=self._holder.has_user_namespace,
-        )
+        command = entering(self.namespaces)
         return [find_program(command[0]), *command[1:]]
 
     def command(self, command: Sequence[str]) -> list[str]:

@@ -1,0 +1,48 @@
+"""The networks that are shipped: profiles of measured paths, and networks of routers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from shardp2p.errors import ConfigError
+from shardp2p.lab.network.description import Description
+from shardp2p.lab.network.reading import MAX_BYTES, parse_description
+
+_FOLDERS = ("profiles", "networks")
+
+
+def shipped_networks() -> dict[str, Description]:
+    """All of them by name, profiles first."""
+    return {name: parse_description(file.read_bytes()) for name, file in _shipped()}
+
+
+def read_network(name_or_file: str) -> Description:
+    """The shipped network of that name, or the one that a file describes. Raises: ConfigError."""
+    for name, shipped in _shipped():
+        if name == name_or_file:
+            return parse_description(shipped.read_bytes())
+    path = Path(name_or_file)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes, too many for the description of a network")
+        text = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"{name_or_file} is neither a shipped network (`shardp2p lab list`) nor a file that can be read: {reason}"
+        ) from None
+    try:
+        return parse_description(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}") from None
+
+
+def _shipped() -> Iterator[tuple[str, Traversable]]:
+    for folder in _FOLDERS:
+        directory = files("shardp2p.lab") / folder
+        for file in sorted(directory.iterdir(), key=lambda file: file.name):
+            if file.name.endswith(".json"):
+                yield file.name.removesuffix(".json"), file
