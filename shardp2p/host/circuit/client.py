@@ -16,11 +16,13 @@ from shardp2p.errors import PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import CircuitAddress
 from shardp2p.host.circuit.circuit_bytes import raw_circuit
 from shardp2p.host.circuit.exchange import RelayLinks, over_direct_connection, receive_answer
+from shardp2p.host.circuit.keeping import Keeping
 from shardp2p.host.circuit.messages import decode_hop, decode_stop, encode_hop, encode_stop
 from shardp2p.host.circuit.values import HOP, Connect, HopAnswer, Incoming, Limit, Status, StopAnswer
 from shardp2p.host.host import Host
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.path import relayed
+from shardp2p.host.peer_ids import peer_of
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.stream import Stream
@@ -55,17 +57,14 @@ def refusal(status: Status) -> str:
 class CircuitClient:
     """Implements `Circuits` of host/dialer.py, and serves STOP.
 
-    `is_ours` says whether we have, or are asking for, a place at a relay; `on_broken` hears of each relay over which a
-    circuit to us ended against the will of both its ends.
+    Only relays at which `keeping` has a place may bring circuits, and it hears which of them broke; then it is stirred.
     """
 
-    def __init__(
-        self, host: Host, links: RelayLinks, is_ours: Callable[[PeerId], bool], on_broken: Callable[[PeerId], None]
-    ) -> None:
+    def __init__(self, host: Host, links: RelayLinks, keeping: Keeping, stir: Callable[[], None]) -> None:
         self._host = host
         self._links = links
-        self._is_ours = is_ours
-        self._on_broken = on_broken
+        self._keeping = keeping
+        self._stir = stir
         self._incoming = 0
 
     async def connect(self, address: CircuitAddress, peer: PeerId) -> RawConnection:
@@ -102,6 +101,9 @@ class CircuitClient:
         muxer = await self._shake_hands(stream, incoming)
         if muxer is None:
             return
+        peer = peer_of(muxer.peer_id)
+        self._keeping.came(peer, trio.current_time())
+        self._stir()
         try:
             await muxer.event_closed.wait()
         finally:
@@ -109,11 +111,11 @@ class CircuitClient:
             with trio.CancelScope(shield=True):
                 await muxer.close()
         if not muxer.ended_in_order:
-            log.info("circuit_broken", relay=stream.peer, peer=incoming.peer, reason=muxer.failure)
-            self._on_broken(stream.peer)
+            log.info("circuit_broken", relay=stream.peer, peer=peer, reason=muxer.failure)
+            self._keeping.broke(stream.peer, peer, trio.current_time())
 
     def _admission(self, relay: PeerId) -> Status:
-        if not self._is_ours(relay):
+        if not self._keeping.is_ours(relay):
             return Status.PERMISSION_DENIED
         return Status.OK if self._incoming < MAX_INCOMING else Status.RESOURCE_LIMIT_EXCEEDED
 

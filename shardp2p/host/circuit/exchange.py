@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -16,9 +16,6 @@ from shardp2p.host.negotiation import negotiated_stream, negotiation_failure
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.stream import Stream
-
-Dial = Callable[[PeerId, Sequence[str]], Awaitable[Muxer]]
-"""Makes a connection to a peer at TCP addresses. Raises: PeerUnavailableError, ConfigError."""
 
 _ENDED: Final = "it ended the stream without an answer"
 
@@ -79,9 +76,8 @@ async def open_over(muxer: Muxer, peer: PeerId, protocol: str) -> HostStream:
 class RelayLinks:
     """Our connections to relays; whoever wants the same relay at the same time shares one."""
 
-    def __init__(self, host: Host, dial: Dial) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._dial = dial
         self._dialling: dict[PeerId, trio.Lock] = {}
 
     async def open_stream(self, relay: PeerId, protocol: str, addresses: Sequence[str]) -> HostStream:
@@ -102,7 +98,9 @@ class RelayLinks:
         lock = self._dialling.setdefault(relay, trio.Lock())
         try:
             async with lock:
-                return direct_connection(self._host, relay) or await self._dial(relay, addresses)
+                return direct_connection(self._host, relay) or await self._host.connect(
+                    relay, addresses, from_listen_port=True
+                )
         finally:
             if not lock.locked():
                 self._dialling.pop(relay, None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.host.circuit.candidates import Candidate, usable
+from shardp2p.host.circuit.resting import Resting
 from shardp2p.vocabulary import PeerId
 
 WANTED: Final = 2
@@ -23,23 +24,19 @@ MAX_ASKING: Final = 4
 """Relays that are asked at the same time, the slow ones included."""
 SLOW_S: Final = 2.0
 """A relay that has not answered for this long is no longer counted on."""
-FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 30.0
-MAX_FAILURES: Final = 8
-"""In a row; after them a relay is tried once in GIVEN_UP_S."""
-GIVEN_UP_S: Final = 600.0
 PROVEN_S: Final = 60.0
 """A place that was kept for this long clears what went wrong before."""
-MAX_BROKEN: Final = 3
-BROKEN_S: Final = 60.0
-"""So many circuits that break within this time, and the relay is replaced where there is another."""
+MAX_STRIKES: Final = 3
+STRIKES_S: Final = 60.0
+"""So many failures of living peers to get through within this time, and a relay is replaced where there is another."""
+MAX_BROKEN: Final = 64
+"""Circuits that broke lately, whose peer may yet come back."""
 MAX_ADDRESSES: Final = 4
 """Of a relay that are announced with our own: a record has few places."""
 SHORTEST_S: Final = 10.0
 LONGEST_S: Final = 3600.0
 """What is believed of a reservation's lifetime: it is told in the relay's clock, which may be wrong by hours. A place
 that ends earlier is noticed, since the relay ends its stream."""
-MAX_RESTING: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +67,7 @@ class _Relay:
     candidate: Candidate
     asked_at: float
     held_at: float | None = None
-    broken_at: tuple[float, ...] = ()
-
-
-@dataclass(slots=True)
-class _Rest:
-    until: float
-    failures: int
-    reason: str
+    strikes: tuple[float, ...] = ()
 
 
 class Keeping:
@@ -88,7 +78,8 @@ class Keeping:
         self._is_wanted = False
         self._candidates: dict[PeerId, Candidate] = {}
         self._relays: dict[PeerId, _Relay] = {}
-        self._resting: dict[PeerId, _Rest] = {}
+        self._resting = Resting()
+        self._broken: dict[PeerId, tuple[PeerId, float]] = {}  # by the peer at the other end
 
     @property
     def held(self) -> tuple[Candidate, ...]:
@@ -108,7 +99,7 @@ class Keeping:
     @property
     def troubles(self) -> dict[PeerId, str]:
         """Why relays that we tried are left alone."""
-        return {peer: rest.reason for peer, rest in self._resting.items()}
+        return self._resting.reasons
 
     def is_ours(self, peer: PeerId) -> bool:
         """Whether we have a place at `peer` or ask for one."""
@@ -132,21 +123,36 @@ class Keeping:
         if relay.held_at is None:
             relay.held_at = now
         elif now - relay.held_at >= PROVEN_S:
-            self._resting.pop(peer, None)
+            self._resting.forgive(peer)
 
     def failed(self, peer: PeerId, reason: str, now: float) -> None:
         """`peer` gave us no place, or we lost the one we had."""
         relay = self._relays.pop(peer, None)
         if relay is not None and relay.held_at is not None and now - relay.held_at >= PROVEN_S:
-            self._resting.pop(peer, None)
-        self._rest(peer, reason, now)
+            self._resting.forgive(peer)
+        self._resting.failed(peer, reason, now)
 
-    def broke(self, peer: PeerId, now: float) -> None:
-        """A circuit to us over `peer` ended against the will of both its ends."""
+    def broke(self, relay: PeerId, peer: PeerId, now: float) -> None:
+        """A circuit to us from `peer` over `relay` ended against the will of both. Whose fault it was shows when the
+        peer comes back: one that died does not.
+        """
+        self._broken.pop(peer, None)
+        if len(self._broken) >= MAX_BROKEN:
+            del self._broken[next(iter(self._broken))]
+        self._broken[peer] = relay, now
+
+    def came(self, peer: PeerId, now: float) -> None:
+        """`peer` made a circuit to us."""
+        relay, at = self._broken.pop(peer, (None, now))
+        if relay is not None and now - at < STRIKES_S:
+            self.distrust(relay, now)
+
+    def distrust(self, peer: PeerId, now: float) -> None:
+        """Somebody who lives did not get through to us over the relay `peer`."""
         relay = self._relays.get(peer)
         if relay is not None:
-            recent = tuple(at for at in relay.broken_at if now - at < BROKEN_S)
-            relay.broken_at = (*recent, now)[-MAX_BROKEN:]
+            recent = tuple(at for at in relay.strikes if now - at < STRIKES_S)
+            relay.strikes = (*recent, now)[-MAX_STRIKES:]
 
     def step(self, now: float) -> list[Command]:
         """What to do now; ask again at `next_at`, and after every change."""
@@ -167,7 +173,7 @@ class Keeping:
         if not self._is_wanted:
             return math.inf
         slow = [relay.asked_at + SLOW_S for relay in self._relays.values() if relay.held_at is None]
-        rests = [self._resting[peer].until for peer in self._candidates if peer in self._resting]
+        rests = [self._resting.until(peer) for peer in self._candidates]
         return min((at for at in (*slow, *rests) if at > now), default=math.inf)
 
     @property
@@ -176,7 +182,9 @@ class Keeping:
 
     def _is_short(self, now: float) -> bool:
         counted = [
-            relay for relay in self._relays.values() if relay.held_at is not None or now - relay.asked_at < SLOW_S
+            relay
+            for relay in self._relays.values()
+            if (relay.held_at is not None or now - relay.asked_at < SLOW_S) and not self._is_unreliable(relay, now)
         ]
         if len(counted) < WANTED:
             return True
@@ -193,16 +201,14 @@ class Keeping:
         free = [
             candidate
             for peer, candidate in self._candidates.items()
-            if peer not in self._relays and (peer not in self._resting or now >= self._resting[peer].until)
+            if peer not in self._relays and now >= self._resting.until(peer)
         ]
         return min(free, key=lambda candidate: self._preference(candidate, used), default=None)
 
     def _preference(self, candidate: Candidate, used: set[str]) -> tuple[bool, int, float, bytes]:
-        rest = self._resting.get(candidate.peer)
-        failures = rest.failures if rest else 0
         nearness = math.floor(candidate.round_trip_s / 0.05) if candidate.round_trip_s < math.inf else math.inf
         chance = hashlib.sha256(f"{self._ours} {candidate.peer}".encode()).digest()
-        return candidate.operator in used, failures, nearness, chance
+        return candidate.operator in used, self._resting.failures(candidate.peer), nearness, chance
 
     def _drop_surplus(self) -> list[Command]:
         """Keep the longest held, but one of each operator before a second of any."""
@@ -214,24 +220,18 @@ class Keeping:
         return [self._release(candidate.peer, "enough others are held") for candidate in (kept + second)[WANTED:]]
 
     def _drop_unreliable(self, now: float) -> list[Command]:
-        """Leave relays whose circuits break, once there is another to turn to."""
+        """Leave relays over which peers do not get through, once there is another place."""
         commands: list[Command] = []
-        for peer, relay in list(self._relays.items()):
-            recent = [at for at in relay.broken_at if now - at < BROKEN_S]
-            if len(recent) >= MAX_BROKEN and (len(self.held) > 1 or self._choose(now) is not None):
-                reason = f"{MAX_BROKEN} circuits over it broke within {BROKEN_S:.0f} s"
-                commands.append(self._release(peer, reason))
-                self._rest(peer, reason, now)
+        for candidate in self.held:
+            if self._is_unreliable(self._relays[candidate.peer], now) and len(self.held) > 1:
+                reason = f"{MAX_STRIKES} circuits over it broke within {STRIKES_S:.0f} s"
+                commands.append(self._release(candidate.peer, reason))
+                self._resting.failed(candidate.peer, reason, now)
         return commands
+
+    def _is_unreliable(self, relay: _Relay, now: float) -> bool:
+        return sum(now - at < STRIKES_S for at in relay.strikes) >= MAX_STRIKES
 
     def _release(self, peer: PeerId, reason: str) -> Release:
         del self._relays[peer]
         return Release(peer, reason)
-
-    def _rest(self, peer: PeerId, reason: str, now: float) -> None:
-        known = self._resting.pop(peer, None)
-        failures = known.failures + 1 if known else 1
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LONGEST_PAUSE_S) if failures < MAX_FAILURES else GIVEN_UP_S
-        if len(self._resting) >= MAX_RESTING:
-            del self._resting[next(iter(self._resting))]
-        self._resting[peer] = _Rest(now + pause_s, failures, reason)

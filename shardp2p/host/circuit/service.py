@@ -11,7 +11,7 @@ from shardp2p.config import RelayLimits
 from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.circuit.candidates import Candidate
 from shardp2p.host.circuit.client import CircuitClient
-from shardp2p.host.circuit.exchange import Dial, RelayLinks
+from shardp2p.host.circuit.exchange import RelayLinks
 from shardp2p.host.circuit.keeper import Keeper
 from shardp2p.host.circuit.keeping import Keeping
 from shardp2p.host.circuit.relay import Relay, Relaying
@@ -24,12 +24,12 @@ from shardp2p.wire.stream import Stream
 class HostCircuits:
     """Made by `open_circuits`. Nothing in it waits, but for `wait_changed`."""
 
-    def __init__(self, host: Host, dial: Dial) -> None:
-        links = RelayLinks(host, dial)
+    def __init__(self, host: Host) -> None:
+        links = RelayLinks(host)
         self._host = host
         self._keeping = Keeping(host.peer_id)
         self._keeper = Keeper(links, self._keeping)
-        self._client = CircuitClient(host, links, self._keeping.is_ours, self.distrust)
+        self._client = CircuitClient(host, links, self._keeping, self._keeper.stir)
         self._relay: Relay | None = None
 
     @property
@@ -56,8 +56,8 @@ class HostCircuits:
         self._keeper.stir()
 
     def distrust(self, relay: PeerId) -> None:
-        """A circuit to us over `relay` broke, or could not be made though we have a place there."""
-        self._keeping.broke(relay, trio.current_time())
+        """Nobody gets through to us over `relay` though we have a place there."""
+        self._keeping.distrust(relay, trio.current_time())
         self._keeper.stir()
 
     def addresses(self) -> tuple[str, ...]:
@@ -83,15 +83,13 @@ class HostCircuits:
 
 
 @asynccontextmanager
-async def open_circuits(
-    host: Host, *, limits: RelayLimits | None = None, dial: Dial | None = None
-) -> AsyncIterator[HostCircuits]:
+async def open_circuits(host: Host, *, limits: RelayLimits | None = None) -> AsyncIterator[HostCircuits]:
     """Let `host` dial over relays and be dialled over them; with `limits` it relays for others.
 
-    `dial` makes the connections to relays, by default `Host.connect`. Leaving gives up every place and ends every
-    circuit that we relay; connections that run over circuits live on until the host ends.
+    Leaving gives up every place and ends every circuit that we relay; connections that run over circuits live on until
+    the host ends.
     """
-    circuits = HostCircuits(host, dial or host.connect)
+    circuits = HostCircuits(host)
     circuits.relay(limits)
     host.serve(STOP, circuits._client.serve_stop)
     host.circuits = circuits._client
