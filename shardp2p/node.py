@@ -32,12 +32,13 @@ from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import Member
 from shardp2p.stage.holding import CacheBudget, HeldBlock, Holding
 from shardp2p.stage.service import StageService
+from shardp2p.swarm.dial_backs import DialBackAnswers
 from shardp2p.swarm.probes import ProbeAnswers
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
 from shardp2p.wire.driving import DraftKind
-from shardp2p.wire.messages import AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
+from shardp2p.wire.messages import AskDialBack, AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
 from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
 from shardp2p.wire.seen import AskSeen, Seen
 from shardp2p.wire.stream import Stream
@@ -75,6 +76,7 @@ class Node:
         self._stage = StageService(host)
         self._held: list[HeldModel] = []
         self._probe_answers = ProbeAnswers(is_busy=self.is_busy)
+        self._dial_backs = DialBackAnswers(host)
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
         self._driving = GenerateService(host, self._verdicts, make_proposer)
@@ -256,6 +258,9 @@ class Node:
             elif isinstance(first, AskSeen):
                 address = stream.remote_address if isinstance(stream, HostStream) else None
                 await channel.send(Seen(*(address or ("", 0))))
+            elif isinstance(first, AskDialBack):
+                address = stream.remote_address if isinstance(stream, HostStream) else None
+                await self._dial_backs.serve(channel, address, first)
             else:
                 raise RemoteProtocolError(f"{channel.peer} asked for nothing we know")
 

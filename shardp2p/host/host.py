@@ -25,6 +25,7 @@ from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import Endpoint, dialable_addresses, parse_listen_address
 from shardp2p.host.announcing import Standing
+from shardp2p.host.dial_back import dial_back
 from shardp2p.host.dialer import Circuits, dial, upgrade
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
 from shardp2p.host.libp2p_host import make_libp2p_host, swarm_of
@@ -39,6 +40,7 @@ from shardp2p.host.tcp import BufferedTcpStream, open_listeners
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
+from shardp2p.wire.messages import DialOutcome
 from shardp2p.wire.stream import Handler, Stream
 
 MAX_HANDSHAKES: Final = 64
@@ -198,6 +200,10 @@ class Host:
             for remote in mine:
                 if self._expected.get(remote) is upgrade:
                     del self._expected[remote]
+
+    async def dial_back(self, peer: PeerId, host: str, port: int) -> DialOutcome:
+        """Whether `peer` answers at an IP address, dialled from a fresh port; no connection comes of it."""
+        return await dial_back(self._swarm, peer, host, port)
 
     async def adopt_dialled(self, raw: RawConnection, peer: PeerId, path: Path) -> Muxer:
         """The connection over bytes that we dialled some other way. Raises: AddressError (host/dialer.py)."""
