@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from shardp2p.wire import codec_control, codec_generate, codec_gossip, codec_ring, codec_swarm
+from shardp2p.wire import codec_carry, codec_control, codec_generate, codec_gossip, codec_ring, codec_swarm
 from shardp2p.wire.codec_parts import AnyCodec, InvalidError
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import Message
-from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
+from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
 
 
 class _Entry(NamedTuple):
@@ -32,6 +32,7 @@ _CODECS: Final[Mapping[str, Mapping[type, AnyCodec]]] = {
     SWARM: codec_swarm.CODECS,
     GENERATE: codec_generate.CODECS,
     GOSSIP: codec_gossip.CODECS,
+    CARRY: codec_carry.CODECS,
 }
 _BY_MESSAGE: Final[dict[tuple[str, type], _Entry]] = {
     (protocol, kind.message): _Entry(

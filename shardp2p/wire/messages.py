@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
+from shardp2p.wire.carrying import CarryMessage
 from shardp2p.wire.driving import GenerateMessage
 from shardp2p.wire.news import GossipMessage
 from shardp2p.wire.seen import SightMessage
@@ -262,4 +263,4 @@ class DialBackResult:
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
 SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong | AskDialBack | DialBackResult | SightMessage
-Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage
+Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage | CarryMessage

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.wire import driving, messages, news, seen
+from shardp2p.wire import carrying, driving, messages, news, seen
 
 CONTROL: Final = "/shardp2p/control/1"
 RING: Final = "/shardp2p/ring/1"
 SWARM: Final = "/shardp2p/swarm/1"
 GENERATE: Final = "/shardp2p/generate/1"
 GOSSIP: Final = "/shardp2p/gossip/1"
+CARRY: Final = "/shardp2p/carry/1"
 
 MAX_ROWS: Final = 4096
 """Rows of one chunk: what a stage computes and answers as one piece; a longer prompt is several chunks."""
@@ -112,6 +113,13 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(1, news.Greeting, SMALL_BYTES),
         MessageKind(2, news.News, NEWS_BYTES),
         MessageKind(3, news.Farewell, TEXT_BYTES),
+    ),
+    CARRY: (
+        MessageKind(1, carrying.Name, SMALL_BYTES),
+        MessageKind(2, carrying.Named, SMALL_BYTES),
+        MessageKind(3, carrying.Resume, SMALL_BYTES),
+        MessageKind(4, carrying.Resumed, SMALL_BYTES),
+        MessageKind(5, carrying.Refused, SMALL_BYTES),
     ),
 }
 

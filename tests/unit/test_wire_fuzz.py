@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardp2p.errors import RemoteProtocolError
 from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot, SwarmId
+from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
 from shardp2p.wire.codec import decode, encode
 from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import HEADER_BYTES, FrameDecoder
@@ -40,8 +41,8 @@ from shardp2p.wire.messages import (
     Verdict,
 )
 from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
-from shardp2p.wire.pb import control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
-from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, MAX_SLOT, RING, SWARM, limits_of
+from shardp2p.wire.pb import carry_pb2, control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, MAX_SLOT, RING, SWARM, limits_of
 from shardp2p.wire.seen import AskSeen, Seen
 
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -247,6 +248,13 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
         st.builds(DialBackResult, NONCES, HOSTS, PORTS, st.lists(OUTCOMES, min_size=1, max_size=4).map(tuple)),
     ),
     GOSSIP: st.one_of(st.builds(Greeting, PEERS.map(SwarmId)), NEWS, st.builds(Farewell, TEXTS)),
+    CARRY: st.one_of(
+        st.builds(Name, NONCES),
+        st.just(Named()),
+        st.builds(Resume, NONCES, st.integers(1, 2**32 - 1), UINT64),
+        st.builds(Resumed, UINT64),
+        st.builds(Refused, TEXTS),
+    ),
 }
 TRAFFIC = st.sampled_from(list(MESSAGES)).flatmap(lambda protocol: st.tuples(st.just(protocol), MESSAGES[protocol]))
 SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
@@ -257,6 +265,7 @@ SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
         (SWARM, swarm_pb2),
         (GENERATE, generate_pb2),
         (GOSSIP, gossip_pb2),
+        (CARRY, carry_pb2),
     )
     for kind in KINDS[protocol]
 }

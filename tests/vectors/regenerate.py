@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.message import Message as ProtobufMessage
 
 from shardp2p.vocabulary import ChunkRef, LayerRange, ModelId, PeerId, SamplingParams, SessionId, Slot, SwarmId
+from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
 from shardp2p.wire.codec import encode
 from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import encode_frame
@@ -46,8 +47,8 @@ from shardp2p.wire.messages import (
     Verdict,
 )
 from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
-from shardp2p.wire.pb import control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
-from shardp2p.wire.protocols import CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
+from shardp2p.wire.pb import carry_pb2, control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
 from shardp2p.wire.seen import AskSeen, Seen
 
 HERE = Path(__file__).resolve().parent
@@ -158,6 +159,7 @@ NEWS = News(
     value_wants=(ValueId(2, bytes(range(16))),),
     values=(ValueNews(1, b"a sealed revocation"),),
 )
+RESUME = Resume(bytes(range(16)), 3, 4711)
 
 VALID: Mapping[str, Mapping[str, Message]] = {
     CONTROL: {
@@ -216,6 +218,14 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "news": NEWS,
         "news_of_nothing": News(),
         "farewell": Farewell("no room"),
+    },
+    CARRY: {
+        "name": Name(bytes(range(16))),
+        "named": Named(),
+        "resume": RESUME,
+        "resume_from_the_start": Resume(bytes(16), 1, 0),
+        "resumed": Resumed(2**33),
+        "refused": Refused("another move came first"),
     },
 }
 
@@ -373,6 +383,17 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
             lambda m: setattr(m, "reason", "no\nroom"),
         ),
     },
+    CARRY: {
+        "name_of_15_bytes": (carry_pb2.Name, VALID[CARRY]["name"], lambda m: setattr(m, "name", bytes(15))),
+        "resume_without_name": (carry_pb2.Resume, RESUME, lambda m: m.ClearField("name")),
+        "resume_without_turn": (carry_pb2.Resume, RESUME, lambda m: m.ClearField("turn")),
+        "refused_with_escape_sequence": (
+            carry_pb2.Refused,
+            VALID[CARRY]["refused"],
+            lambda m: setattr(m, "reason", "\x1b[2J"),
+        ),
+        "refused_at_length": (carry_pb2.Refused, VALID[CARRY]["refused"], lambda m: setattr(m, "reason", "x" * 49)),
+    },
 }
 
 BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
@@ -400,6 +421,11 @@ BROKEN_FRAMES: Mapping[str, Mapping[str, bytes]] = {
     GOSSIP: {
         "frame_unknown_kind": bytes.fromhex("0400000000"),
         "frame_news_too_long": bytes.fromhex("0200020001"),
+    },
+    CARRY: {
+        "frame_unknown_kind": bytes.fromhex("0600000000"),
+        "frame_resume_too_long": bytes.fromhex("0300000101"),
+        "frame_turn_of_33_bits": encode_frame(3, bytes.fromhex("0a10") + bytes(16) + bytes.fromhex("10ffffffffffffff")),
     },
 }
 
