@@ -1,0 +1,205 @@
+"""Punching between two hosts over real TCP on loopback: no router, but both dial each other's listening port at once.
+
+The relayed connection is a plain one that both sides take for relayed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from shardp2p.errors import PeerUnavailableError
+from shardp2p.host.host import Host, open_host
+from shardp2p.host.path import PUNCHED, relayed
+from shardp2p.host.punch.mapping import Mapping
+from shardp2p.host.punch.messages import DCUTR, Connect, Sync, encode, receive
+from shardp2p.host.punch.puncher import Puncher, PunchResult
+from shardp2p.identity.keys import Identity
+from tests.process.host_peer import ECHO, echo
+
+RELAY = Identity.generate().peer_id
+OBSERVER = ("127.0.0.9", 4001)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`starter` was dialled by `answerer` over what both take for a relay."""
+
+    starter: Host
+    answerer: Host
+    starting: Puncher
+    answering: Puncher
+
+
+def seen_at_its_port(host: Host) -> Mapping:
+    mapping = Mapping()
+    for here in host.listen_endpoints():
+        assert mapping.observe(here[1], OBSERVER, here, trio.current_time())
+    return mapping
+
+
+async def relay_between(dialler: Host, dialled: Host) -> None:
+    dialled.serve(ECHO, echo)
+    connection = await dialler.connect(dialled.peer_id, dialled.listen_addresses())
+    connection.path = relayed(RELAY)
+    while not dialled.is_connected(dialler.peer_id):
+        await trio.sleep(0.01)
+    (other,) = dialled.connections(dialler.peer_id)
+    other.path = relayed(RELAY)
+
+
+@asynccontextmanager
+async def pair(seed: int = 1) -> AsyncIterator[Pair]:
+    async with (
+        open_host(Identity.generate(), ["/ip4/127.0.0.2/tcp/0"]) as starter,
+        open_host(Identity.generate(), ["/ip4/127.0.0.3/tcp/0"]) as answerer,
+    ):
+        await relay_between(answerer, starter)
+        starting = Puncher(starter, seen_at_its_port(starter), random.Random(seed))
+        answering = Puncher(answerer, seen_at_its_port(answerer), random.Random(-seed))
+        yield Pair(starter, answerer, starting, answering)
+
+
+async def speaks(one: Host, other: Host) -> bool:
+    other.serve(ECHO, echo)
+    stream = await one.open_stream(other.peer_id, ECHO)
+    await stream.send_all(b"there and back")
+    received = b""
+    while len(received) < 14:
+        received += await stream.receive_some(14)
+    await stream.close()
+    return received == b"there and back"
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_both_sides_get_the_same_connection_from_listen_port_to_listen_port(seed: int) -> None:
+    async with pair(seed) as hosts:
+        starter, answerer = hosts.starter, hosts.answerer
+        with trio.fail_after(20):
+            assert await hosts.starting.punch(answerer.peer_id) == PunchResult(PUNCHED)
+            while not answerer.connections(starter.peer_id)[0].path.is_direct:
+                await trio.sleep(0.01)
+        ours, theirs = starter.connections(answerer.peer_id)[0], answerer.connections(starter.peer_id)[0]
+        assert (ours.path, theirs.path) == (PUNCHED, PUNCHED)
+        assert ours.get_remote_address() == answerer.listen_endpoints()[0]
+        assert theirs.get_remote_address() == starter.listen_endpoints()[0]
+        assert (ours.is_initiator, theirs.is_initiator) == (False, True)
+        assert await speaks(starter, answerer)
+        assert await speaks(answerer, starter)
+        await trio.sleep(0.2)
+        for host, other in ((starter, answerer), (answerer, starter)):
+            assert [muxer.path.kind for muxer in host.connections(other.peer_id)] == ["punched", "relayed"]
+
+
+async def test_who_dialled_over_the_relay_waits_for_the_other_to_start() -> None:
+    async with pair() as hosts:
+        assert not hosts.answering.starts(hosts.starter.peer_id)
+        result = await hosts.answering.punch(hosts.starter.peer_id)
+        assert result.path is None
+        assert "the peer starts" in result.reason
+
+
+async def test_callers_at_the_same_time_share_one_attempt() -> None:
+    async with pair() as hosts:
+        results = []
+
+        async def punch(puncher: Puncher, peer: Host) -> None:
+            results.append((await puncher.punch(peer.peer_id)).path)
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(punch, hosts.starting, hosts.answerer)
+        assert results == [PUNCHED] * 3
+        assert len(hosts.starter.connections(hosts.answerer.peer_id)) == 2
+
+
+async def test_a_straight_path_needs_no_hole() -> None:
+    async with pair() as hosts:
+        await hosts.starter.connect(hosts.answerer.peer_id, hosts.answerer.listen_addresses())
+        result = await hosts.starting.punch(hosts.answerer.peer_id)
+        assert result.path is not None
+        assert result.path.kind == "direct"
+
+
+async def test_without_a_relayed_connection_there_is_nothing_to_agree_over() -> None:
+    async with pair() as hosts:
+        await hosts.starter.disconnect(hosts.answerer.peer_id)
+        result = await hosts.starting.punch(hosts.answerer.peer_id)
+        assert result.path is None
+        assert "no relayed connection" in result.reason
+
+
+async def test_a_peer_that_does_not_punch_is_told_in_words() -> None:
+    async with (
+        open_host(Identity.generate(), ["/ip4/127.0.0.2/tcp/0"]) as starter,
+        open_host(Identity.generate(), ["/ip4/127.0.0.3/tcp/0"]) as other,
+    ):
+        await relay_between(other, starter)
+        with trio.fail_after(20):
+            result = await Puncher(starter, seen_at_its_port(starter)).punch(other.peer_id)
+        assert result.path is None
+        assert "does not speak /libp2p/dcutr" in result.reason
+
+
+async def test_cancelling_leaves_no_dial_and_another_attempt_works() -> None:
+    async with pair() as hosts:
+        peer = hosts.answerer.peer_id
+        for delay_s in (0.0, 0.001, 0.003, 0.01):
+            with trio.move_on_after(delay_s):
+                await hosts.starting.punch(peer)
+        assert not hosts.starting._running
+        with trio.fail_after(20):
+            assert (await hosts.starting.punch(peer)).path is not None
+
+
+async def test_of_two_that_start_at_once_one_goes_on() -> None:
+    async with pair() as hosts:
+        # Each has dialled the other over a relay.
+        hosts.starter.serve(ECHO, echo)
+        connection = await hosts.starter.connect(hosts.answerer.peer_id, hosts.answerer.listen_addresses())
+        connection.path = relayed(RELAY)
+        await trio.sleep(0.1)
+        for other in hosts.answerer.connections(hosts.starter.peer_id):
+            other.path = relayed(RELAY)
+        results = []
+
+        async def punch(puncher: Puncher, peer: Host) -> None:
+            results.append((await puncher.punch(peer.peer_id)).path)
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(punch, hosts.starting, hosts.answerer)
+                nursery.start_soon(punch, hosts.answering, hosts.starter)
+        # Who gave way may hear of that before it hears of the attempt that goes on.
+        assert PUNCHED in results
+        with trio.fail_after(5):
+            while not all(
+                host.paths(other.peer_id)[0] == PUNCHED
+                for host, other in ((hosts.starter, hosts.answerer), (hosts.answerer, hosts.starter))
+            ):
+                await trio.sleep(0.01)
+
+
+async def test_a_peer_that_breaks_off_is_not_waited_for() -> None:
+    async with pair() as hosts:
+        talk = await hosts.starter.open_stream(hosts.answerer.peer_id, DCUTR)
+        await talk.send_all(encode(Connect((("127.0.0.2", 1),))))
+        assert isinstance(await receive(talk), Connect)
+        await talk.reset()
+        with trio.fail_after(5):
+            while hosts.answering._running:
+                await trio.sleep(0.01)
+
+
+async def test_sync_before_connect_breaks_the_rules() -> None:
+    async with pair() as hosts:
+        talk = await hosts.starter.open_stream(hosts.answerer.peer_id, DCUTR)
+        await talk.send_all(encode(Sync()))
+        with trio.fail_after(5), pytest.raises(PeerUnavailableError):
+            await receive(talk)
