@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import trio
 
 from shardp2p.errors import ConfigError, LocalProtocolError
-from shardp2p.lab.network.description import Description
+from shardp2p.lab.network.description import Description, Host
 from shardp2p.lab.network.leftovers import end_marked, end_orphans, new_mark
 from shardp2p.lab.network.writing import description_to_json
 
@@ -83,6 +83,15 @@ class Holder:
             self._process.kill()
             await self._process.wait()
             end_marked(self.mark)
+
+
+async def why_impossible() -> str | None:
+    """Why this machine can have no network of the lab; None if it can."""
+    try:
+        async with open_holder(Description({"a": Host("a")}), seed=0):
+            return None
+    except ConfigError as error:
+        return error.message
 
 
 @asynccontextmanager

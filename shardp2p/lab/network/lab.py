@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 
 import trio
 
@@ -19,9 +19,10 @@ from shardp2p.errors import ConfigError
 from shardp2p.lab.children import Child, Children, open_children
 from shardp2p.lab.network.addressing import Addresses, plan_addresses
 from shardp2p.lab.network.commands import HOST_DEVICE, WAN_DEVICE, entering, marked, readdress
-from shardp2p.lab.network.description import Description
+from shardp2p.lab.network.description import Description, Unsolicited
 from shardp2p.lab.network.holder import Holder, open_holder
 from shardp2p.lab.network.namespaces import find_program
+from shardp2p.lab.network.upnp import UpnpGateway
 
 
 class _Node:
@@ -84,16 +85,22 @@ class LabHost(_Node):
 class LabRouter(_Node):
     """A router. It has a namespace, to start programs in, only where its kernel translates (UPnP)."""
 
+    _gateway: UpnpGateway | None = None
+
+    async def start_upnp(self, lan: IPv4Network, unsolicited: Unsolicited) -> None:
+        """Start what makes a kernel a router with UPnP. Raises: ConfigError."""
+        self._gateway = UpnpGateway(self, lan, unsolicited, self._children.directory)
+        await self._gateway.start()
+
     async def forget_mappings(self) -> None:
-        """Lose all mappings, as in a reboot."""
-        if self.name in self._holder.namespaces:
-            await self.run(["conntrack", "-F"])
-        else:
-            await self._holder.order("forget_mappings", self.name)
+        """Lose all mappings, and ports opened by UPnP, as in a reboot; ports that its owner opened stay."""
+        await self._holder.order("forget_mappings", self.name)
+        if self._gateway is not None:
+            await self._gateway.start()
 
     async def open_port(self, port: int, host: LabHost, host_port: int | None = None) -> None:
         """Forward a TCP port to a host behind it, as its owner would set it up."""
-        if self.name in self._holder.namespaces:
+        if self._gateway is not None:
             raise ConfigError(f"router {self.name} has UPnP: ask that for a port")
         await self._holder.order("open_port", self.name, port, host.name, port if host_port is None else host_port)
 
@@ -170,4 +177,8 @@ async def open_network(description: Description, *, seed: int = 0) -> AsyncItera
     addresses = plan_addresses(description)
     find_program("nsenter")
     async with open_holder(description, seed) as holder, open_children() as children:
-        yield Network(description, addresses, holder, children)
+        network = Network(description, addresses, holder, children)
+        for name, router in description.routers.items():
+            if router.has_upnp:
+                await network.routers[name].start_upnp(addresses.lans[name], router.unsolicited)
+        yield network

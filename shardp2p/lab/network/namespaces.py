@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import socket
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -25,6 +26,12 @@ _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN: Final = 0x0001
 _IFF_NO_PI: Final = 0x1000
 _TUN: Final = "/dev/net/tun"
+_PACKAGES: Final = {
+    "ip": "iproute2",
+    "miniupnpd": "miniupnpd-nftables",
+    "nft": "nftables",
+    "nsenter": "util-linux",
+}
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +41,9 @@ def find_program(name: str) -> str:
     """Where a program is that administrators use, also when the user's PATH leaves such out. Raises: ConfigError."""
     path = shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH)
     if path is None:
-        package = {"ip": "iproute2", "nsenter": "util-linux", "nft": "nftables"}.get(name, name)
+        package = {"ip": "iproute2", "nsenter": "util-linux", "nft": "nftables", "miniupnpd": "miniupnpd-nftables"}.get(
+            name, name
+        )
         raise ConfigError(f"the lab needs the program {name}; install the package {package}")
     return path
 
@@ -109,6 +118,14 @@ def run_ip(lines: Sequence[str]) -> None:
 def let_router_forward() -> None:
     """Let the kernel forward packets in the namespace that we are in."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+def forget_connections() -> None:
+    """Let the kernel forget what it tracks in the namespace that we are in."""
+    # nfnetlink: delete connections (a message of subsystem 1, number 2), of no tuple, so all of them.
+    message = struct.pack("=IHHIIBBH", 20, 0x0102, 0x0001, 1, 0, socket.AF_UNSPEC, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12) as connection:
+        connection.send(message)
 
 
 def wake_punctually() -> None:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from shardp2p.errors import ConfigError, LocalProtocolError
@@ -28,6 +29,7 @@ from shardp2p.lab.network.leftovers import end_marked
 from shardp2p.lab.network.namespaces import (
     enter,
     enter_new_namespace,
+    forget_connections,
     gain_rights,
     let_router_forward,
     open_tun,
@@ -150,7 +152,7 @@ def _obey(control: socket.socket, internet: Internet, built: Built) -> bool:
             "cut": internet.cuts.cut,
             "cut_one_way": internet.cuts.cut_one_way,
             "restore": internet.cuts.restore,
-            "forget_mappings": internet.forget_mappings,
+            "forget_mappings": partial(_forget_mappings, internet, built),
             "open_port": internet.open_port,
             "readdress": lambda node: str(internet.readdress(node)),
         }
@@ -165,6 +167,13 @@ def _obey(control: socket.socket, internet: Internet, built: Built) -> bool:
         for descriptor in descriptors:
             os.close(descriptor)
     return True
+
+
+def _forget_mappings(internet: Internet, built: Built, router: str) -> None:
+    internet.forget_mappings(router)
+    if router in built.namespaces:
+        enter(built.namespaces[router])
+        forget_connections()
 
 
 if __name__ == "__main__":
