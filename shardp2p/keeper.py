@@ -275,7 +275,7 @@ class Keeper:
         from shardp2p.runtime.bring_up import bring_up  # brings torch
 
         stored = offered.stored
-        loaded = await device.run(
+        loaded = await device.run_abandonable(
             partial(
                 bring_up,
                 stored.directory,
@@ -311,7 +311,7 @@ class Keeper:
         self._wake.set()
 
     def _note_progress(self, done_bytes: int, total_bytes: int) -> None:
-        """Called in the device's thread, which nobody can cancel: so a peer that ends waits for one tensor at most."""
+        """Called in the device's thread, which nobody can cancel: of a peer that ends it loads no further tensor."""
         if self._is_ending:
             raise _NotWanted
         self._progress = done_bytes, total_bytes

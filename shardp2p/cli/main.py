@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
@@ -23,8 +24,11 @@ def main() -> NoReturn:
     streams.prepare()
     exit_code = run(sys.argv[1:])
     if interrupts.exit_code is not None:
+        exit_code = interrupts.exit_code
+    if interrupts.exit_code is not None or threading.active_count() > 1:
         # Not through the interpreter's end: threads that still import or compute would hold it up.
-        os._exit(interrupts.exit_code)
+        sys.stderr.flush()
+        os._exit(exit_code)
     sys.exit(exit_code)
 
 

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple
 
@@ -47,6 +48,12 @@ class _Call:
     work: Callable[[], Any]
     task: trio.lowlevel.Task
     token: trio.lowlevel.TrioToken
+    is_abandoned: bool = False
+
+    def finish(self, result: outcome.Outcome[Any]) -> None:
+        """Hand the task its result. In the trio loop."""
+        if not self.is_abandoned:
+            trio.lowlevel.reschedule(self.task, result)
 
 
 class DeviceThread:
@@ -62,6 +69,7 @@ class DeviceThread:
             raise LocalProtocolError(f"torch cannot compute with {threads} threads")
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_closed = False
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True)
         self._thread.start()
 
@@ -72,22 +80,42 @@ class DeviceThread:
         left to the caller's next checkpoint, so no result is lost and nothing computes unattended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._is_closed:
-            raise LocalProtocolError("the device thread is closed")
-        task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
-        self._calls.put(_Call(lambda: function(*args), task, token))
+        self._put(partial(function, *args))
         result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         return result
+
+    async def run_abandonable(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """As `run`, for a call that nobody needs to wait for once it is cancelled: the process is about to end.
+
+        Its result is dropped then, and `close` does not wait for the thread.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        call = self._put(partial(function, *args))
+
+        def abandon(_: object) -> trio.lowlevel.Abort:
+            call.is_abandoned = self._is_abandoned = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        result: T = await trio.lowlevel.wait_task_rescheduled(abandon)
+        return result
+
+    def _put(self, work: Callable[[], Any]) -> _Call:
+        if self._is_closed:
+            raise LocalProtocolError("the device thread is closed")
+        call = _Call(work, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token())
+        self._calls.put(call)
+        return call
 
     def linger(self, event: threading.Event, seconds: float) -> None:
         """For a call that waits inside: returns when `event` is set, at the latest after `seconds`."""
         event.wait(seconds)
 
     def close(self) -> None:
-        """Ends the thread after the calls that it has; waits for it, at most as long as they take. Idempotent."""
+        """Ends the thread after the calls that it has; waits for it, unless one of them was abandoned. Idempotent."""
         self._is_closed = True
         self._calls.put(None)
-        self._thread.join()
+        if not self._is_abandoned:
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +131,7 @@ class DeviceThread:
         while (call := self._calls.get()) is not None:
             result = outcome.capture(call.work)
             try:
-                call.token.run_sync_soon(trio.lowlevel.reschedule, call.task, result)
+                call.token.run_sync_soon(call.finish, result)
             except trio.RunFinishedError:
                 # The loop ended with a bug of its own while we computed; nobody is left to tell.
                 continue

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardp2p.cli.main import run
-from tests.support.processes import running
+from tests.support.processes import HANG_S, running
 
 MODULES = """
 import sys
@@ -150,3 +150,23 @@ def test_names_that_stdout_has_no_character_for_are_escaped(tmp_path: Path) -> N
     assert refused.returncode == 2
     assert refused.stderr.startswith(b"shardp2p: error: there is no settings file")
     assert refused.stderr.count(b"\n") == 1
+
+
+def test_thread_that_is_still_at_work_does_not_hold_up_the_end() -> None:
+    program = """
+import threading
+from shardp2p.cli import main
+from shardp2p.cli.output import report, write
+from shardp2p.errors import PeerUnavailableError
+
+def run(arguments):
+    threading.Thread(target=threading.Event().wait).start()
+    write("said")
+    return report(PeerUnavailableError("nobody is there"))
+
+main.run = run
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout) == (3, "said")
+    assert done.stderr == "shardp2p: error: nobody is there\n"

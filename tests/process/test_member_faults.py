@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -21,9 +22,14 @@ from shardp2p.identity.token import Invite
 from shardp2p.keeper import Keeper, Offer
 from shardp2p.member import Member, open_member
 from shardp2p.runtime.budget import Budget
+from shardp2p.runtime.device import DeviceThread
+from shardp2p.seating import Offered
 from shardp2p.swarm.publisher import Coverage
+from shardp2p.weights.footprint import footprint
+from shardp2p.weights.store import ModelStore
 from tests.support.gossip_parts import HELD
 from tests.support.members import peer
+from tests.support.models import tiny_llama
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 WITHIN_S = 30.0
@@ -86,6 +92,38 @@ async def test_layers_that_a_client_claims_are_seen_by_nobody(tmp_path: Path) ->
         offer = Offer((), Budget(2**30, 64), "float32", "cpu")
         with pytest.raises(LocalProtocolError, match="is a client of lab"):
             Keeper(client, offer)
+
+
+async def test_a_peer_that_ends_while_it_loads_says_goodbye_and_waits_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = ModelStore(tmp_path / "models").import_model(tiny_llama(tmp_path / "tiny", layers=2))
+    offered = Offered(stored, footprint(stored.manifest, "float32", ties_embeddings=True))
+    loading, release = threading.Event(), threading.Event()
+
+    def load_for_ever(*_: object, **__: object) -> None:
+        loading.set()
+        release.wait()
+
+    monkeypatch.setattr("shardp2p.runtime.bring_up.bring_up", load_for_ever)
+    swarm, device = Swarm(tmp_path), DeviceThread()
+
+    async def get_device() -> DeviceThread:
+        return device
+
+    try:
+        async with swarm.member(1) as one, swarm.member(2, *one.node.addresses()) as two:
+            keeper = Keeper(two, Offer((offered,), Budget(2**30, 64), "float32", "cpu"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keeper.run, get_device)
+                await trio.to_thread.run_sync(loading.wait, abandon_on_cancel=True)
+                await wait_until(lambda: [record.state for record in one.live()].count("loading") == 1)
+                nursery.cancel_scope.cancel()
+            device.close()
+            assert not release.is_set()
+            await wait_until(lambda: len(one.live()) == 1)
+    finally:
+        release.set()
 
 
 async def test_a_disk_that_fails_ends_no_membership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

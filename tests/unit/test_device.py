@@ -59,6 +59,34 @@ async def test_cancellation_waits_for_the_running_call_and_keeps_its_result() ->
     assert seen == ["done"]
 
 
+async def test_call_that_nobody_needs_any_more_is_not_waited_for() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def work() -> str:
+        entered.set()
+        release.wait(5)
+        return "late"
+
+    device = DeviceThread()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.run_abandonable, work)
+            await trio.to_thread.run_sync(entered.wait)
+            scope.cancel()
+    device.close()
+    assert not release.is_set()
+    release.set()
+    await trio.sleep(0.01)  # the late result comes to nobody
+    assert scope.cancelled_caught
+
+
+async def test_abandonable_call_that_is_not_abandoned_is_like_any_other() -> None:
+    with DeviceThread() as device:
+        assert await device.run_abandonable(pow, 3, 3) == 27
+        with pytest.raises(ZeroDivisionError):
+            await device.run_abandonable(divmod, 1, 0)
+
+
 async def test_cancelled_task_does_not_start_a_call() -> None:
     calls: list[int] = []
     with DeviceThread() as device:
