@@ -1,0 +1,79 @@
+"""How others reach us, in words: the verdict, what was tried, and what the user can do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardp2p.swarm.reachability import ReachabilityMachine
+from shardp2p.wire.messages import DialOutcome
+from shardp2p.wire.records import Reachability
+
+_SAID: Final[dict[Reachability, str]] = {
+    "public": "",
+    "punchable": "others reach it through a relay first, then directly; nothing has to be done",
+    "unknown": "no other peer could be asked yet whether it reaches this one",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The verdict, what it rests on, and what the user can do; `advice` is empty where there is nothing to do."""
+
+    verdict: Reachability
+    tried: tuple[str, ...]
+    advice: str
+
+
+def account_of(machine: ReachabilityMachine) -> Account:
+    """The machine's verdict in words."""
+    return Account(machine.verdict, tuple(_tried(machine)), _advice(machine))
+
+
+def _tried(machine: ReachabilityMachine) -> Iterable[str]:
+    for (host, port), outcomes in machine.outcomes:
+        if outcomes:
+            yield f"{_shown(host, port)}: {_summed(outcomes)}"
+    if machine.mapping == "dependent":
+        yield "the router before this machine uses another port for each peer (symmetric NAT)"
+    elif machine.mapping == "independent":
+        yield "the router before this machine keeps one port for all peers, so that holes can be punched"
+
+
+def _advice(machine: ReachabilityMachine) -> str:
+    if machine.is_on_loopback:
+        return "only this machine reaches it: for others, start it with --listen /ip4/0.0.0.0/tcp/4001"
+    if (said := _SAID.get(machine.verdict)) is not None:
+        return said
+    if machine.verdict == "unreachable":
+        return f"nobody can dial it: {_way_out(machine)}"
+    if machine.closed:
+        return f"others reach it through a relay, which is slower: {_way_out(machine)}"
+    return "others reach it through a relay; nobody could be asked yet whether they reach it directly"
+
+
+def _way_out(machine: ReachabilityMachine) -> str:
+    """What makes others reach it directly."""
+    if machine.mapping == "none":
+        return "let TCP connections to its port through the firewall of this machine"
+    if {outcome for _, outcomes in machine.outcomes for outcome in outcomes} == {"other"}:
+        return "something else answers at its port of the router; choose another with --listen"
+    return "turn on UPnP in the router, or forward the port to this machine and name it with --announce"
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_WORDS: Final[dict[DialOutcome, str]] = {
+    "open": "reached by {}",
+    "timeout": "no answer for {}",
+    "refused": "refused to {}",
+    "other": "something else answered {}",
+}
+
+
+def _summed(outcomes: Sequence[DialOutcome]) -> str:
+    counts = ((words, outcomes.count(outcome)) for outcome, words in _WORDS.items())
+    return ", ".join(words.format("1 peer" if count == 1 else f"{count} peers") for words, count in counts if count)
