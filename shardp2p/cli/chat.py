@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING
 
 from shardp2p.cli import options
 from shardp2p.cli.askers import OpenAsker, ready_to_ask
-from shardp2p.cli.asking import (
-    DEFAULTS,
-    Asker,
-    Printer,
-    Wish,
-    check_peer_ids,
-    check_peers,
-    parse_biases,
-    parse_drafting,
-)
+from shardp2p.cli.asking import Asker, Printer, Wish
 from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.option_sets import AskOptions, taking
 from shardp2p.cli.output import note, one_line, write
 from shardp2p.cli.progress import progress_bar
-from shardp2p.cli.texts import to_text
 from shardp2p.config import load_settings
 from shardp2p.errors import ConfigError, LocalProtocolError, ShardError
-from shardp2p.telemetry import configure_logging
-from shardp2p.vocabulary import SamplingParams, Token
+from shardp2p.vocabulary import Token
 from shardp2p.weights.store import ModelStore
 
 if TYPE_CHECKING:
@@ -36,42 +26,11 @@ MAX_LINE_CHARACTERS = 1 << 20
 """Of one thing said: more than any context has room for."""
 
 
-def chat(
-    model: options.AskedModel,
-    join: options.Join = None,
-    peer: options.Peers = None,
-    only: options.Only = None,
-    block: options.Block = None,
-    max_tokens: options.MaxTokens = None,
-    stop: options.Stop = None,
-    temperature: options.Temperature = DEFAULTS.temperature,
-    top_k: options.TopK = DEFAULTS.top_k,
-    top_p: options.TopP = DEFAULTS.top_p,
-    min_p: options.MinP = DEFAULTS.min_p,
-    repetition_penalty: options.RepetitionPenalty = DEFAULTS.repetition_penalty,
-    frequency_penalty: options.FrequencyPenalty = DEFAULTS.frequency_penalty,
-    presence_penalty: options.PresencePenalty = DEFAULTS.presence_penalty,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = DEFAULTS.seed,
-    draft: options.Draft = "lookup",
-    depth: options.Depth = 1,
-    local_driver: options.LocalDriver = False,
-    local_layers: options.LocalLayers = 0,
-    data_dir: options.DataDir = None,
-    log_level: options.LogLevel = None,
-) -> None:
+@taking(AskOptions, draft="lookup")
+def chat(asked: AskOptions, model: options.AskedModel) -> None:
     """Talk with a model. Ctrl-C stops an answer; a second one, or Ctrl-D, leaves."""
-    configure_logging(log_level or "warning")
-    bias = parse_biases(logit_bias or ())
-    sampling = SamplingParams(
-        temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, bias, seed
-    )
-    kind, limits = parse_drafting(draft, depth)
-    peers = check_peers(peer or ())
-    stops = tuple(to_text(text, "a --stop text") for text in stop or ())
-    blocked, allowed = check_peer_ids(block or (), "--block"), check_peer_ids(only or (), "--only")
-    wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers, blocked, allowed)
-    settings = load_settings(data_dir=data_dir)
+    wish = asked.wish()
+    settings = load_settings(data_dir=asked.data_dir)
     with progress_bar() as report:
         stored = ModelStore(settings.paths.models_dir).resolve(model, report)
     from shardp2p.runtime.tokenizer import Tokenizer
@@ -79,7 +38,7 @@ def chat(
     tokenizer = Tokenizer(stored.directory)
     if not tokenizer.has_chat_template:
         raise ConfigError(f"{stored.name} has no chat template; let `shardp2p generate --raw` continue a text instead")
-    with ready_to_ask(join, wish, stored, settings) as open_asker:
+    with ready_to_ask(asked.join, wish, stored, settings) as open_asker:
         interrupts.run(partial(_talk, open_asker, wish, tokenizer))
 
 

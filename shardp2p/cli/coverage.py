@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardp2p.cli import options
 from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.option_sets import SeeOptions, taking
 from shardp2p.cli.output import write_json
-from shardp2p.config import load_settings
-from shardp2p.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from shardp2p.cli.screen import Draw
@@ -18,23 +17,11 @@ if TYPE_CHECKING:
     from shardp2p.scheduler.coverage import SeenModel
 
 
-def coverage(
-    model: options.SeenModel,
-    join: options.Join = None,
-    peer: options.SeenPeers = None,
-    from_dht: options.FromDht = False,
-    is_watching: options.Watch = False,
-    data_dir: options.DataDir = None,
-    as_json: options.AsJson = False,
-    log_level: options.LogLevel = None,
-) -> None:
+@taking(SeeOptions)
+def coverage(seen: SeeOptions, model: options.SeenModel, is_watching: options.Watch = False) -> None:
     """Show which layers of a model are there now, on whom, and how fast."""
-    configure_logging(log_level or "error")
-    paths = load_settings(data_dir=data_dir).paths
-    from shardp2p.cli.seeing import Where, digest_in
-
-    where = Where(paths, join, tuple(peer or ()), from_dht, digest_in(model))
-    interrupts.run(partial(_run, where, model, is_watching=is_watching, as_json=as_json))
+    where = seen.where(model)
+    interrupts.run(partial(_run, where, model, is_watching=is_watching, as_json=seen.as_json))
 
 
 async def _run(where: Where, asked: str, *, is_watching: bool, as_json: bool) -> None:

@@ -8,25 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from shardp2p.cli import options
 from shardp2p.cli.askers import OpenAsker, ready_to_ask
-from shardp2p.cli.asking import (
-    DEFAULTS,
-    Answer,
-    Asker,
-    Printer,
-    Wish,
-    check_peer_ids,
-    check_peers,
-    parse_biases,
-    parse_drafting,
-)
+from shardp2p.cli.asking import Answer, Asker, Printer, Wish
 from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.option_sets import AskOptions, taking
 from shardp2p.cli.output import note, write_json
 from shardp2p.cli.progress import progress_bar
-from shardp2p.cli.texts import read_prompt, to_text
+from shardp2p.cli.texts import read_prompt
 from shardp2p.config import load_settings
 from shardp2p.errors import IntegrityError, PeerUnavailableError, RemoteProtocolError
-from shardp2p.telemetry import configure_logging
-from shardp2p.vocabulary import SamplingParams
 from shardp2p.weights.store import ModelStore
 
 if TYPE_CHECKING:
@@ -36,50 +25,24 @@ RESTARTS = 2
 """How often an answer of which nothing was shown is begun anew when its ring breaks."""
 
 
+@taking(AskOptions)
 def generate(
+    asked: AskOptions,
     model: options.AskedModel,
     prompt: options.Prompt,
-    join: options.Join = None,
-    peer: options.Peers = None,
-    only: options.Only = None,
-    block: options.Block = None,
-    max_tokens: options.MaxTokens = None,
     raw: options.Raw = False,
-    stop: options.Stop = None,
-    temperature: options.Temperature = DEFAULTS.temperature,
-    top_k: options.TopK = DEFAULTS.top_k,
-    top_p: options.TopP = DEFAULTS.top_p,
-    min_p: options.MinP = DEFAULTS.min_p,
-    repetition_penalty: options.RepetitionPenalty = DEFAULTS.repetition_penalty,
-    frequency_penalty: options.FrequencyPenalty = DEFAULTS.frequency_penalty,
-    presence_penalty: options.PresencePenalty = DEFAULTS.presence_penalty,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = DEFAULTS.seed,
-    draft: options.Draft = "none",
-    depth: options.Depth = 1,
-    local_driver: options.LocalDriver = False,
-    local_layers: options.LocalLayers = 0,
-    data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
-    log_level: options.LogLevel = None,
 ) -> None:
     """Let a swarm, or a ring of peers, answer a prompt."""
-    configure_logging(log_level or "warning")
-    penalties = (repetition_penalty, frequency_penalty, presence_penalty)
-    sampling = SamplingParams(temperature, top_k, top_p, min_p, *penalties, parse_biases(logit_bias or ()), seed)
-    kind, limits = parse_drafting(draft, depth)
-    peers, text = check_peers(peer or ()), read_prompt(prompt)
-    stops = tuple(to_text(text, "a --stop text") for text in stop or ())
-    blocked, allowed = check_peer_ids(block or (), "--block"), check_peer_ids(only or (), "--only")
-    wish = Wish(peers, max_tokens, sampling, stops, kind, limits, local_driver, local_layers, blocked, allowed)
-    settings = load_settings(data_dir=data_dir)
+    wish, text = asked.wish(), read_prompt(prompt)
+    settings = load_settings(data_dir=asked.data_dir)
     with progress_bar() as report:
         stored = ModelStore(settings.paths.models_dir).resolve(model, report)
     from shardp2p.runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(stored.directory)
     question = _encode(tokenizer, text, is_raw=raw)
-    with ready_to_ask(join, wish, stored, settings) as open_asker:
+    with ready_to_ask(asked.join, wish, stored, settings) as open_asker:
         answer = interrupts.run(partial(_ask, open_asker, wish, tokenizer, question, is_quiet=as_json))
     if as_json:
         write_json(_object(answer))

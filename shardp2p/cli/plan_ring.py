@@ -9,41 +9,33 @@ from typer import Option
 
 from shardp2p.cli import options
 from shardp2p.cli.interrupts import interrupts
+from shardp2p.cli.option_sets import SeeOptions, taking
 from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
-from shardp2p.config import load_settings
 from shardp2p.errors import ShardError
-from shardp2p.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from shardp2p.cli.seeing import Where
     from shardp2p.cli.sight import Sight
 
 
+@taking(SeeOptions)
 def plan(
+    seen: SeeOptions,
     model: options.SeenModel,
     depth: Annotated[int, Option("--depth", min=1, help="Chunks in the ring at once.")] = 1,
     rows: Annotated[int, Option("--rows", min=0, help="Cache rows that the request needs.")] = 0,
-    join: options.Join = None,
-    peer: options.SeenPeers = None,
-    from_dht: options.FromDht = False,
-    data_dir: options.DataDir = None,
-    as_json: options.AsJson = False,
-    log_level: options.LogLevel = None,
 ) -> None:
     """Show the ring that a request would take now, the best one if layers could move, and why."""
-    configure_logging(log_level or "error")
-    paths = load_settings(data_dir=data_dir).paths
+    where = seen.where(model, needs_links=True)
     from shardp2p.cli.plan_view import make_plans, plan_lines, plans_object
-    from shardp2p.cli.seeing import Where, digest_in
     from shardp2p.scheduler.planning import Goal
 
-    where = Where(paths, join, tuple(peer or ()), from_dht, digest_in(model), needs_links=True)
     sight = interrupts.run(partial(_see, where))
     with progress_bar() as report:
         report("planning", 0, 0)
         plans = make_plans(sight, model, Goal(in_flight=depth), rows)
-    if as_json:
+    if seen.as_json:
         write_json({**plans_object(plans), **sight.head()})
     else:
         write("\n".join(plan_lines(plans)) + "\n")
