@@ -24,6 +24,8 @@ MEMBERSHIP_S: Final = 1.0
 """How often revocations that came by another way are looked for, and connections of the revoked closed."""
 GOODBYE_S: Final = 0.25
 """How long whom we no longer admit may hear the revocation: a peer that knows of its own ends and tries no more."""
+CLOSING_S: Final = 0.5
+"""For closing their connections, all at once. What is left then is met at the next look."""
 
 log = structlog.get_logger()
 
@@ -60,14 +62,17 @@ async def _admit_no_others(
     membership: Membership, shut_out: set[PeerId], gossip: GossipService, host: Host, now_s: float
 ) -> set[PeerId]:
     """Shut out who is not admitted any more, let in who is again by a later invite; who is out now."""
+    if membership.ended(host.connected_peers(), now_s):
+        await trio.sleep(GOODBYE_S)
+    # Looked at anew: others may have come in the meantime, and some may have come back by a later invite.
     connected = frozenset(host.connected_peers())
     ended = dict(membership.ended(connected | shut_out, now_s))
-    if ended.keys() & connected:
-        await trio.sleep(GOODBYE_S)
-    for peer in sorted(ended.keys() & connected):
-        log.info("peer_shut_out", peer=peer, reason=ended[peer])
-        gossip.shut_out(peer)
-        await host.disconnect(peer)
+    with trio.move_on_after(CLOSING_S):
+        async with trio.open_nursery() as nursery:
+            for peer in sorted(ended.keys() & connected):
+                log.info("peer_shut_out", peer=peer, reason=ended[peer])
+                gossip.shut_out(peer)
+                nursery.start_soon(host.disconnect, peer)
     for peer in shut_out - ended.keys():
         log.info("peer_let_in", peer=peer)
         gossip.let_in(peer)
