@@ -45,7 +45,7 @@ def options(layers: int, width: int, held: Sequence[int]) -> list[Option]:
     starts = layers if width < layers else 1
     by_level = (sums[:, width : width + starts] - sums[:, :starts]).T.tolist()
     found = [
-        Option(start, _run(start, width, layers), tuple(counted[:SPARED]), tuple(counted))
+        Option(start, run_of(start, width, layers), tuple(counted[:SPARED]), tuple(counted))
         for start, counted in enumerate(by_level)
     ]
     scattered = scarcest(width, held)
@@ -64,7 +64,10 @@ def help_of(taken: Iterable[int], held: Sequence[int]) -> tuple[int, ...]:
     return tuple(relief)
 
 
-def _run(start: int, width: int, layers: int) -> tuple[LayerRange, ...]:
+def run_of(start: int, width: int, layers: int) -> tuple[LayerRange, ...]:
+    """A run of `width` layers on the circle, `width <= layers`; two ranges where it goes on at the first layer."""
+    if width >= layers:
+        return (LayerRange(0, layers),)
     if start + width <= layers:
         return (LayerRange(start, start + width),)
     return LayerRange(0, start + width - layers), LayerRange(start, layers)

@@ -1,22 +1,24 @@
 """When a peer that nobody needs where it is should sit elsewhere, because the best ring gets clearly faster so. Pure.
 
 Early joiners sat down before better ones came. All peers compute the same plan over everybody's memory, and go there
-one at a time: each step keeps every layer, and the best ring at least as fast as it was, so that what runs stays. Where
-the ring is good, peers whose layers many hold go where layers are on too few.
+one at a time: each step keeps every layer, and the best ring as fast as it was, so that what runs stays; only where no
+such way helps, and much is to be gained, is it slower until the last has moved. Where the ring is good, peers whose
+layers many hold go where layers are on too few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardp2p.scheduler.holders import Holder, counts, named
 from shardp2p.scheduler.options import SPARED, options
 from shardp2p.scheduler.placement import Placement
 from shardp2p.scheduler.planning import PlanReport, plan
+from shardp2p.scheduler.reseating_path import Path, paths
 from shardp2p.scheduler.ring_search import Ring, cheapest_ring
 from shardp2p.scheduler.settling import rank
-from shardp2p.scheduler.target import seats_by_peer, turned, widened
+from shardp2p.scheduler.target import Ranges, ranges_by_peer, seats_by_peer
 from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.vocabulary import PeerId
 
@@ -25,6 +27,12 @@ GAIN = 0.08
 
 MOST_PEERS = 128
 """Beyond so many peers of a model nobody moves for speed: there, newcomers find good places among many."""
+
+LARGE_GAIN = 0.12
+"""The share of a lap for which the best ring may be slower until the last of a few peers has moved."""
+
+SLOWER = 1.5
+"""By at most so much."""
 
 SLACK_S = 1e-9
 """What adding in another order changes in a lap."""
@@ -51,7 +59,7 @@ def better_seat(
     if len(peers) > MOST_PEERS or any(holder.state != "serving" for holder in holders):
         return None
     target = target_of(shape, holders, topology)
-    move = next_move(shape, holders, topology, target, gain=gain) if target is not None else None
+    move = next_move(shape, holders, topology, target, gain=gain, may_slow=True) if target is not None else None
     return move.placement if move is not None and move.peer_id == me else None
 
 
@@ -84,12 +92,21 @@ def target_of(shape: ModelShape, holders: Sequence[Holder], topology: Topology) 
 
 
 def next_move(
-    shape: ModelShape, holders: Sequence[Holder], topology: Topology, target: PlanReport, *, gain: float = GAIN
+    shape: ModelShape,
+    holders: Sequence[Holder],
+    topology: Topology,
+    target: PlanReport,
+    *,
+    gain: float = GAIN,
+    may_slow: bool = False,
 ) -> Move | None:
-    """The one move to make now, the same on every peer that sees the same; None when all sit well enough."""
+    """The one move to make now, the same on every peer that sees the same; None when all sit well enough.
+
+    Every layer stays held. The best ring stays as fast as it was; unless it `may_slow` for a while, for a large gain.
+    """
     swarm = _Swarm(shape, holders, topology)
     if target.lap_s < swarm.lap_s * (1 - gain):
-        return swarm.towards(target)
+        return swarm.towards(target, gain, may_slow=may_slow)
     return swarm.spare(target)
 
 
@@ -107,21 +124,43 @@ class _Swarm:
         self.lap_s = ring.lap_s
         self._running = {self._holders[leg.holder].peer_id for leg in ring.legs}
 
-    def towards(self, target: PlanReport) -> Move | None:
-        """The first in rank of the target's peers that can sit down as it says, and harms nobody by that."""
-        needed = {stage.peer_id for stage in target.stages if self._is_needed(stage.peer_id)}
-        arcs = turned(target.stages, self._shape.layers, self._seats, needed)
-        for peer in self._ranked(arcs):
-            held = self._held_without(peer)
-            if arcs[peer] <= self._seats[peer] or min(held) == 0:
+    def towards(self, target: PlanReport, gain: float, *, may_slow: bool) -> Move | None:
+        """The first step of the shortest way to the target, or as near to it as clearly shortens the lap.
+
+        Where the best ring is slower on every whole way there, such a way is taken for a large gain alone.
+        """
+        ranges = ranges_by_peer(self._holders)
+        slowing: Path | None = None
+        for path in paths(self._shape, target.stages, ranges, self._running):
+            lap_s = self._lap_s(path.seats) if path.missed else target.lap_s
+            if not path.steps or lap_s >= self.lap_s * (1 - gain):
                 continue
-            ranges = widened(arcs[peer], len(self._seats[peer]), held, self._seats[peer])
-            after = [*self._without(peer), *(Holder(peer, part, self._speed[peer]) for part in ranges)]
-            if self._is_as_fast(after):
-                share = 1 - target.lap_s / self.lap_s
-                reason = f"nobody needs it where it is; the best ring gets {share:.0%} faster with it there"
-                return Move(peer, Placement(ranges, "speed", (reason,)))
-        return None
+            if path.missed and slowing is not None and target.lap_s < lap_s * (1 - LARGE_GAIN):
+                continue
+            slowest_s = self._slowest_s(ranges, path)
+            if slowest_s <= self.lap_s + SLACK_S:
+                return self._first(path, lap_s)
+            if slowing is None and may_slow and not path.missed and slowest_s <= self.lap_s * SLOWER:
+                slowing = path
+        if slowing is None or target.lap_s >= self.lap_s * (1 - LARGE_GAIN):
+            return None
+        return self._first(slowing, target.lap_s)
+
+    def _first(self, path: Path, lap_s: float) -> Move:
+        step = path.steps[0]
+        share = 1 - lap_s / self.lap_s
+        reason = f"nobody needs it where it is; once all sit as planned the best ring is {share:.0%} faster"
+        return Move(step.peer_id, Placement(step.ranges, "speed", (reason,)))
+
+    def _slowest_s(self, seats: Mapping[PeerId, Ranges], path: Path) -> float:
+        """The longest lap on the way. As long as no peer of today's ring moves, that one is there."""
+        now, slowest_s, is_touched = dict(seats), self.lap_s, False
+        for step in path.steps:
+            now[step.peer_id] = step.ranges
+            is_touched |= step.peer_id in self._running
+            if is_touched:
+                slowest_s = max(slowest_s, self._lap_s(now))
+        return slowest_s
 
     def spare(self, target: PlanReport) -> Move | None:
         """The first in rank of the peers in no good ring that could help scarce layers by half of its memory."""
@@ -142,16 +181,6 @@ class _Swarm:
     def _ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         return sorted(peers, key=lambda peer: rank(self._shape.digest, peer))
 
-    def _is_needed(self, peer: PeerId) -> bool:
-        """Whether what runs would miss it where it is."""
-        if min(self._held_without(peer)) == 0:
-            return True
-        return peer in self._running and not self._is_as_fast(self._without(peer))
-
-    def _is_as_fast(self, holders: Sequence[Holder]) -> bool:
-        ring = self._ring(holders)
-        return ring is not None and ring.lap_s <= self.lap_s + SLACK_S
-
     def _without(self, peer: PeerId) -> list[Holder]:
         return [holder for holder in self._holders if holder.peer_id != peer]
 
@@ -160,6 +189,10 @@ class _Swarm:
 
     def _ring(self, holders: Sequence[Holder]) -> Ring | None:
         return cheapest_ring(self._shape.layers, holders, self._topology.delay_s)
+
+    def _lap_s(self, seats: Mapping[PeerId, Ranges]) -> float:
+        ring = self._ring([Holder(peer, part, self._speed[peer]) for peer, parts in seats.items() for part in parts])
+        return ring.lap_s if ring is not None else float("inf")
 
 
 def _thin(held: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ room for more layers than the plan gives it: the rest of its seat is for others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shardp2p.scheduler.holders import Holder
 from shardp2p.scheduler.options import options
@@ -26,14 +26,20 @@ def seats_by_peer(holders: Sequence[Holder]) -> dict[PeerId, Layers]:
     return seats
 
 
-def turned(
-    stages: Sequence[Stage], layers: int, seats: Mapping[PeerId, Layers], needed: Collection[PeerId]
-) -> dict[PeerId, Layers]:
-    """The layers of each stage's peer, all turned so that most peers find them in their `seats` already.
+def ranges_by_peer(holders: Sequence[Holder]) -> dict[PeerId, Ranges]:
+    """The ranges that each peer holds, in the order of peer ids and layers."""
+    ranges: dict[PeerId, Ranges] = {}
+    for holder in sorted(holders, key=lambda one: (one.peer_id, one.layers)):
+        ranges[holder.peer_id] = (*ranges.get(holder.peer_id, ()), holder.layers)
+    return ranges
 
-    Above all the peers that are `needed` where they are.
+
+def turnings(stages: Sequence[Stage], layers: int, seats: Mapping[PeerId, Layers]) -> list[dict[PeerId, Layers]]:
+    """The layers of each stage's peer, turned in all ways; first that in which most peers find them in their `seats`.
+
+    Then that which has most layers in common with them.
     """
-    best: tuple[tuple[int, int, int], dict[PeerId, Layers]] | None = None
+    found: list[tuple[int, int, int, dict[PeerId, Layers]]] = []
     for offset in range(layers):
         arcs = {
             stage.peer_id: frozenset(
@@ -41,12 +47,10 @@ def turned(
             )
             for stage in stages
         }
-        seated = [peer for peer, arc in arcs.items() if arc <= seats.get(peer, frozenset())]
+        seated = sum(arc <= seats.get(peer, frozenset()) for peer, arc in arcs.items())
         common = sum(len(arc & seats.get(peer, frozenset())) for peer, arc in arcs.items())
-        key = (sum(peer in needed for peer in seated), len(seated), common)
-        if best is None or key > best[0]:
-            best = key, arcs
-    return {} if best is None else best[1]
+        found.append((-seated, -common, offset, arcs))
+    return [arcs for *_, arcs in sorted(found, key=lambda one: one[:3])]
 
 
 def widened(arc: Layers, width: int, held: Sequence[int], now: Layers = frozenset()) -> Ranges:

@@ -139,7 +139,7 @@ def join_one_by_one(world: World) -> _Joined:
             continue
         target = target_of(shape, holders, topology)
         for _ in range(MOVES_AT_MOST * len(by_peer)):
-            move = next_move(shape, holders, topology, target) if target is not None else None
+            move = next_move(shape, holders, topology, target, may_slow=True) if target is not None else None
             if move is None:
                 break
             moves += 1
