@@ -288,9 +288,12 @@ class Host:
             done.set()
 
     async def _close_connections(self) -> None:
-        async with trio.open_nursery() as nursery:
-            for connection in self._swarm.get_connections():
-                nursery.start_soon(connection.close)
+        """Those over relays first: their goodbye passes the connection to the relay."""
+        for is_direct in (False, True):
+            async with trio.open_nursery() as nursery:
+                for connection in self._swarm.get_connections():
+                    if _muxer_of(connection).path.is_direct is is_direct:
+                        nursery.start_soon(connection.close)
 
 
 @asynccontextmanager

@@ -294,7 +294,8 @@ class Muxer(IMuxedConn):
                 # This process itself was stopped or starved: the peer's bytes may be waiting unread.
                 self._heard_at = now
             if now - self._heard_at > SILENCE_S:
-                self.fail(f"the peer has been silent for {now - self._heard_at:.0f} s")
+                who = "the peer" if self.path.is_direct else f"the peer or its relay {self.path.relay}"
+                self.fail(f"{who} has been silent for {now - self._heard_at:.0f} s")
             for stream_id in [stream_id for stream_id, end in self._closing.items() if now > end]:
                 self._streams[stream_id].abort()
             await self._retire_if_unused(now)

@@ -7,6 +7,7 @@ import trio
 
 from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.host import open_host
+from shardp2p.host.muxer import GOODBYE
 from shardp2p.host.path import DIRECT, relayed
 from shardp2p.identity.keys import Identity
 from shardp2p.wire.stream import Stream
@@ -77,6 +78,16 @@ async def test_leaving_relay_ends_reservations_and_circuits_and_leaves_nothing()
             while other.circuits.relaying.reservations:
                 await trio.sleep(0.01)
         assert client.circuits.addresses() == ()
+
+
+async def test_goodbye_of_a_leaving_peer_passes_the_relay() -> None:
+    async with relay_node() as relay, hidden_node(relay) as target:
+        async with hidden_node() as client:
+            await exchange(await client.open_echo(target), b"x")
+            [connection] = target.host.connections(client.peer)
+        with trio.fail_after(2):
+            await connection.event_closed.wait()
+        assert connection.failure == GOODBYE
 
 
 async def test_dropped_circuit_frees_its_slot() -> None:

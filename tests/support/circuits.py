@@ -41,11 +41,15 @@ class Node:
 
 @asynccontextmanager
 async def relay_node(
-    limits: RelayLimits | None = None, *, membership: Membership | None = None, identity: Identity | None = None
+    limits: RelayLimits | None = None,
+    *,
+    membership: Membership | None = None,
+    identity: Identity | None = None,
+    listen: str = LOOPBACK[0],
 ) -> AsyncIterator[Node]:
     """A host that listens and relays."""
     async with (
-        open_host(identity or Identity.generate(), LOOPBACK, membership=membership) as host,
+        open_host(identity or Identity.generate(), [listen], membership=membership) as host,
         open_circuits(host, limits=limits or RelayLimits()) as circuits,
     ):
         yield Node(host, circuits)

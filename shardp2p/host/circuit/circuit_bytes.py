@@ -13,8 +13,8 @@ from multiaddr import Multiaddr
 
 from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.circuit.values import Limit
+from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.stream import Stream
 
 _RECEIVE_BYTES: Final = 256 * 1024
 """A Noise message is read in two parts: take what is there at once."""
@@ -24,7 +24,7 @@ _MIB: Final = 1024 * 1024
 class CircuitBytes(ReadWriteCloser):
     """One end of a circuit: a stream to the relay, whose other end is a peer. One reader and one writer task."""
 
-    def __init__(self, stream: Stream, limit: Limit) -> None:
+    def __init__(self, stream: HostStream, limit: Limit) -> None:
         self._stream = stream
         self._limit = limit
         self._buffer = memoryview(b"")
@@ -36,9 +36,9 @@ class CircuitBytes(ReadWriteCloser):
             try:
                 data = await self._stream.receive_some(_RECEIVE_BYTES)
             except PeerUnavailableError as error:
-                raise ConnectionClosedError(self._reason(error.message), transport="circuit") from error
+                raise ConnectionClosedError(self._reason(), transport="circuit") from error
             if not data:
-                raise ConnectionClosedError(self._reason("it ended it"), transport="circuit")
+                raise ConnectionClosedError(self._reason(), transport="circuit")
             self._passed_bytes += len(data)
             self._buffer = memoryview(data)
         taken = self._buffer[:n]
@@ -50,7 +50,7 @@ class CircuitBytes(ReadWriteCloser):
         try:
             await self._stream.send_all(data)
         except PeerUnavailableError as error:
-            raise ConnectionClosedError(self._reason(error.message), transport="circuit") from error
+            raise ConnectionClosedError(self._reason(), transport="circuit") from error
         self._passed_bytes += len(data)
 
     async def close(self) -> None:
@@ -61,17 +61,14 @@ class CircuitBytes(ReadWriteCloser):
         """None: the peer is somewhere behind the relay."""
         return None
 
-    def _reason(self, cause: str) -> str:
-        text = (
-            f"the circuit over the relay {self._stream.peer} ended after {self._passed_bytes / _MIB:.1f} MiB: {cause}"
-        )
-        if self._limit.data_bytes or self._limit.duration_s:
-            allowed = [
-                f"{self._limit.data_bytes / _MIB:.1f} MiB" if self._limit.data_bytes else "",
-                f"{self._limit.duration_s} s" if self._limit.duration_s else "",
-            ]
-            text += f"; it allows {' and '.join(filter(None, allowed))}"
-        return text
+    def _reason(self) -> str:
+        relay, passed = self._stream.peer, f"{self._passed_bytes / _MIB:.1f} MiB"
+        if self._stream.connection.failure is not None:
+            return f"lost the relay {relay} after {passed}: {self._stream.connection.failure}"
+        allowed = [f"{self._limit.data_bytes / _MIB:.1f} MiB"] if self._limit.data_bytes else []
+        allowed += [f"{self._limit.duration_s} s"] if self._limit.duration_s else []
+        hint = f", and allows {' and '.join(allowed)}" if allowed else ""
+        return f"the relay {relay} ended the circuit after {passed}{hint}"
 
     async def __aenter__(self) -> CircuitBytes:
         return self
@@ -82,7 +79,7 @@ class CircuitBytes(ReadWriteCloser):
         await self.close()
 
 
-def raw_circuit(stream: Stream, peer: PeerId, limit: Limit, *, is_dialler: bool) -> RawConnection:
+def raw_circuit(stream: HostStream, peer: PeerId, limit: Limit, *, is_dialler: bool) -> RawConnection:
     """The circuit over `stream` to `peer`, still to be secured."""
     address = Multiaddr(f"/p2p/{stream.peer}/p2p-circuit/p2p/{peer}")
     return RawConnection(CircuitBytes(stream, limit), is_dialler, ConnectionType.RELAYED, [address])

@@ -101,7 +101,7 @@ class Relay:
             finally:
                 self._scopes.discard(scope)
                 if scope.cancel_called:
-                    await stream.reset()
+                    await stream.close()
 
     @contextmanager
     def _counted(self, peer: PeerId) -> Iterator[None]:
@@ -114,6 +114,8 @@ class Relay:
                 del self._streams[peer]
 
     async def _answer(self, anyones: Stream) -> None:
+        # Read before all else: an answer on a stream that is closed with unread bytes in it would be lost.
+        message = await self._asked(anyones)
         try:
             stream = over_direct_connection(anyones)
         except RemoteProtocolError:
@@ -122,7 +124,7 @@ class Relay:
         if self._streams[stream.peer] > self._limits.circuits_per_peer + SPARE_STREAMS:
             await self._refuse(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
-        match await self._asked(stream):
+        match message:
             case Reserve():
                 await self._keep_place(stream)
             case Connect(target):
@@ -174,22 +176,24 @@ class Relay:
         return place
 
     async def _is_asked_again(self, stream: HostStream, place: Place) -> bool:
-        """Whether the holder asks for more time; False when it ended the stream in order and keeps the place.
+        """Whether the holder asks for more time; False when the place expires, or the stream ends in order and the
+        place is kept.
 
-        Raises: PeerUnavailableError when the place is given up, lost with the connection, or has expired.
+        Raises: PeerUnavailableError when the place is given up or lost with the connection; RemoteProtocolError.
         """
         try:
-            with trio.fail_at(place.expires_at):
+            with trio.move_on_at(place.expires_at) as lifetime:
                 data = await receive_message(stream)
-            if data is not None and not isinstance(decode_hop(data), Reserve):
-                raise RemoteProtocolError("it asked for something else on the stream of a reservation", stream.peer)
-        except trio.TooSlowError as error:
-            self._slots.release(place)
-            raise PeerUnavailableError("its reservation expired", stream.peer) from error
+                if data is None:
+                    return False
+                if not isinstance(decode_hop(data), Reserve):
+                    raise RemoteProtocolError("it asked for something else on the stream of a reservation", stream.peer)
         except BaseException:
             self._slots.release(place)
             raise
-        return data is not None
+        if lifetime.cancelled_caught:
+            self._slots.release(place)
+        return not lifetime.cancelled_caught
 
     # Circuits.
 
