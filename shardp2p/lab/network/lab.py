@@ -79,7 +79,11 @@ class LabHost(_Node):
 
     async def open_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> trio.socket.SocketType:
         """A socket inside, for a test that needs no process there."""
-        return trio.socket.from_stdlib_socket(await self._holder.open_socket(self.name, kind))
+        return trio.socket.from_stdlib_socket(await self.open_stdlib_socket(kind))
+
+    async def open_stdlib_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+        """As open_socket, for a thread: it blocks."""
+        return await self._holder.open_socket(self.name, kind)
 
 
 class LabRouter(_Node):

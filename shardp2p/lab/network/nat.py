@@ -82,7 +82,7 @@ class _Mapping:
 
 
 class NatTable:
-    """The state of one router. `now` never goes back.
+    """The state of one router. `now` goes back by less than a millisecond.
 
     `outbound` and `inbound` give the packet as it goes on, or None where it is refused; whether a refusal is answered
     is the router's business. `chance` gives numbers from 0 up to 1. `timeout_s` replaces TIMEOUTS_S for all.

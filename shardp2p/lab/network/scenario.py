@@ -1,0 +1,53 @@
+"""Scenarios that `shardp2p lab run NAME` knows.
+
+A scenario is a module with `async def run(description: Description) -> Outcome`, imported when it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from shardp2p.errors import ConfigError
+from shardp2p.lab.network.description import Description
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`figures` is the JSON object, `lines` what a person reads; `failure` is why it counts as failed, if it does."""
+
+    figures: Mapping[str, Any]
+    lines: Sequence[str]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a scenario shows, the module that has it, and the shipped network that it runs on unless told otherwise."""
+
+    about: str
+    module: str
+    network: str
+
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "check": Scenario(
+        "does a network have the delays, rates and loss that it asks for?", "shardp2p.lab.network.check", "check"
+    ),
+}
+
+
+def find_scenario(name: str) -> Scenario:
+    """The scenario of that name. Raises: ConfigError with those that there are."""
+    if name not in SCENARIOS:
+        raise ConfigError(f"there is no scenario {name!r}; there is {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]
+
+
+async def run_scenario(scenario: Scenario, description: Description) -> Outcome:
+    """Let it run. Raises: what it raises."""
+    outcome = await import_module(scenario.module).run(description)
+    assert isinstance(outcome, Outcome)
+    return outcome
