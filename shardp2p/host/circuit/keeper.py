@@ -51,6 +51,7 @@ class Keeper:
                 self._decide(nursery)
                 if self._keeping.held != self._held:
                     self._held = self._keeping.held
+                    log.info("relays_held", relays=[candidate.peer for candidate in self._held])
                     self.changed.unpark_all()
                 with trio.move_on_at(self._keeping.next_at(trio.current_time())):
                     await self._stirred.wait()
@@ -71,7 +72,9 @@ class Keeper:
             reason = await self._until_lost(candidate)
             if self._asks.get(candidate.peer) is scope:
                 del self._asks[candidate.peer]
-                log.info("relay_lost", relay=candidate.peer, reason=reason)
+                if candidate in self._held:
+                    log.info("relay_lost", relay=candidate.peer)
+                log.debug("relay_failed", relay=candidate.peer, reason=reason)
                 self._keeping.failed(candidate.peer, reason, trio.current_time())
                 self.stir()
 
