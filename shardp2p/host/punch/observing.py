@@ -1,0 +1,82 @@
+"""Asks peers, over connections that we dialled from the port we listen on, from which address they see us.
+
+The messages are those of /shardp2p/swarm/1: docs/protocols/swarm.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+import trio
+
+from shardp2p.errors import PeerUnavailableError, RemoteProtocolError
+from shardp2p.host.addresses import Endpoint
+from shardp2p.host.host import Host
+from shardp2p.host.muxer import Muxer
+from shardp2p.host.punch.mapping import Mapping
+from shardp2p.vocabulary import PeerId
+from shardp2p.wire.channel import open_channel
+from shardp2p.wire.protocols import SWARM
+from shardp2p.wire.seen import AskSeen, Seen
+
+ASK_S: Final = 5.0
+"""For an answer, which takes a few round trips."""
+AGAIN_S: Final = 30.0
+"""How often to ask the same peer: a router that gave us another port is noticed well before holes are needed."""
+
+log = structlog.get_logger()
+
+
+def can_observe(host: Host, connection: Muxer) -> bool:
+    """Whether the peer at the other end sees the port that we listen on."""
+    return connection.path.is_direct and connection.local_port in {port for _, port in host.listen_endpoints()}
+
+
+async def ask_seen(host: Host, connection: Muxer) -> Endpoint:
+    """From where the peer sees this connection come.
+
+    Raises: PeerUnavailableError; RemoteProtocolError when it says something else.
+    """
+    stream = await host.open_stream_over(connection, SWARM)
+    async with open_channel(stream, SWARM) as channel:
+        await channel.send(AskSeen())
+        answer = await channel.receive()
+    if not isinstance(answer, Seen) or not answer.host:
+        raise RemoteProtocolError("the peer does not say from where it sees us", stream.peer)
+    return answer.host, answer.port
+
+
+class Observing:
+    """Keeps `mapping` current by asking whom `host` has dialled from its listening port."""
+
+    def __init__(self, host: Host, mapping: Mapping) -> None:
+        self._host = host
+        self._mapping = mapping
+        self._asked: dict[Muxer, float] = {}
+
+    async def refresh(self) -> None:
+        """Ask those that are due, each within ASK_S, and forget what those saw whose connections ended."""
+        now = trio.current_time()
+        for connection in [one for one in self._asked if one.is_closed]:
+            del self._asked[connection]
+            if (observer := connection.get_remote_address()) is not None:
+                self._mapping.forget(observer)
+        async with trio.open_nursery() as nursery:
+            for peer in self._host.connected_peers():
+                for connection in self._host.connections(peer):
+                    if can_observe(self._host, connection) and now - self._asked.get(connection, -AGAIN_S) >= AGAIN_S:
+                        self._asked[connection] = now
+                        nursery.start_soon(self._ask, connection, peer)
+
+    async def _ask(self, connection: Muxer, peer: PeerId) -> None:
+        observer = connection.get_remote_address()
+        assert connection.local_port is not None
+        try:
+            with trio.fail_after(ASK_S):
+                seen = await ask_seen(self._host, connection)
+        except (PeerUnavailableError, RemoteProtocolError, trio.TooSlowError) as error:
+            log.debug("not_observed", peer=peer, error=str(error))
+            return
+        if observer is not None:
+            self._mapping.observe(connection.local_port, observer, seen, trio.current_time())
