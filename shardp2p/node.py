@@ -37,8 +37,9 @@ from shardp2p.swarm.probes import ProbeAnswers
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
+from shardp2p.wire.dialling_back import AskDialBack
 from shardp2p.wire.driving import DraftKind
-from shardp2p.wire.messages import AskDialBack, AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
+from shardp2p.wire.messages import AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
 from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
 from shardp2p.wire.seen import AskSeen, Seen
 from shardp2p.wire.stream import Stream

@@ -13,7 +13,7 @@ from libp2p.peer.id import ID
 from shardp2p.host.failures import HANDSHAKE_FAILURES
 from shardp2p.host.tcp import BufferedTcpStream
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.messages import DialOutcome
+from shardp2p.wire.dialling_back import DialOutcome
 
 CONNECT_S: Final = 4.0
 """Longer than three tries to connect of a kernel, the last of which a lossy path may need."""

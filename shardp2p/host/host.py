@@ -40,7 +40,7 @@ from shardp2p.host.tcp import BufferedTcpStream, open_listeners
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.messages import DialOutcome
+from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.stream import Handler, Stream
 
 MAX_HANDSHAKES: Final = 64

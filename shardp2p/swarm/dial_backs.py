@@ -20,7 +20,7 @@ from shardp2p.swarm.strikes import TokenBucket
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec_swarm import NONCE_BYTES
-from shardp2p.wire.messages import AskDialBack, DialBackResult, DialOutcome
+from shardp2p.wire.dialling_back import AskDialBack, DialBackResult, DialOutcome
 from shardp2p.wire.protocols import SWARM
 
 ASK_S: Final = 20.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from shardp2p.host.announcing import IpAddress, scope_of
-from shardp2p.wire.messages import DialOutcome
+from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.records import Reachability
 
 Endpoint = tuple[str, int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.swarm.reachability import ReachabilityMachine
-from shardp2p.wire.messages import DialOutcome
+from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.records import Reachability
 
 _SAID: Final[dict[Reachability, str]] = {

@@ -19,17 +19,8 @@ from shardp2p.wire.codec_parts import (
     read_layers,
     write_layers,
 )
-from shardp2p.wire.messages import (
-    AskDialBack,
-    AskRecord,
-    Describe,
-    DialBackResult,
-    DialOutcome,
-    MemberInfo,
-    OwnRecord,
-    Ping,
-    Pong,
-)
+from shardp2p.wire.dialling_back import AskDialBack, DialBackResult, DialOutcome
+from shardp2p.wire.messages import AskRecord, Describe, MemberInfo, OwnRecord, Ping, Pong
 from shardp2p.wire.pb import swarm_pb2
 from shardp2p.wire.seen import AskSeen, Seen
 

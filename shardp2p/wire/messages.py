@@ -11,13 +11,12 @@ from typing import Literal
 
 from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
 from shardp2p.wire.carrying import CarryMessage
+from shardp2p.wire.dialling_back import DialBackMessage
 from shardp2p.wire.driving import GenerateMessage
 from shardp2p.wire.news import GossipMessage
 from shardp2p.wire.seen import SightMessage
 
 Scheme = Literal["raw", "int8"]
-DialOutcome = Literal["open", "other", "refused", "timeout"]
-"""How a dial-back to a port went: the asker itself answered, something else did, nothing listens, nothing came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,25 +241,7 @@ class OwnRecord:
     sealed: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class AskDialBack:
-    """A peer to one that sees it from outside: connect to these ports of the address from which I ask."""
-
-    nonce: bytes
-    ports: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DialBackResult:
-    """The answer: the address and port from which the asking connection came, and how it went at each port."""
-
-    nonce: bytes
-    host: str
-    port: int
-    outcomes: tuple[DialOutcome, ...]
-
-
 ControlMessage = Open | Opened | Commit | Tokens | Failure | Close | Closed
 RingMessage = Hello | Chunk | Activations | Verdict | Credit | End
-SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong | AskDialBack | DialBackResult | SightMessage
+SwarmMessage = Describe | MemberInfo | AskRecord | OwnRecord | Ping | Pong | DialBackMessage | SightMessage
 Message = ControlMessage | RingMessage | SwarmMessage | GenerateMessage | GossipMessage | CarryMessage

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.errors import LocalProtocolError
-from shardp2p.wire import carrying, driving, messages, news, seen
+from shardp2p.wire import carrying, dialling_back, driving, messages, news, seen
 
 CONTROL: Final = "/shardp2p/control/1"
 RING: Final = "/shardp2p/ring/1"
@@ -100,8 +100,8 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(17, messages.Pong, SMALL_BYTES),
         MessageKind(18, seen.AskSeen, SMALL_BYTES),
         MessageKind(19, seen.Seen, SMALL_BYTES),
-        MessageKind(20, messages.AskDialBack, SMALL_BYTES),
-        MessageKind(21, messages.DialBackResult, SMALL_BYTES),
+        MessageKind(20, dialling_back.AskDialBack, SMALL_BYTES),
+        MessageKind(21, dialling_back.DialBackResult, SMALL_BYTES),
     ),
     GENERATE: (
         MessageKind(1, driving.Generate, GENERATE_BYTES),

@@ -18,7 +18,7 @@ from shardp2p.identity.membership import Membership
 from shardp2p.node import Node
 from shardp2p.swarm.dial_backs import ASKS_AT_ONCE, ask_dial_back
 from shardp2p.wire.channel import open_channel
-from shardp2p.wire.messages import AskDialBack, DialBackResult
+from shardp2p.wire.dialling_back import AskDialBack, DialBackResult
 from shardp2p.wire.protocols import SWARM
 from shardp2p.wire.stream import Stream
 from tests.support.members import membership

@@ -10,16 +10,15 @@ import pytest
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
 from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot
 from shardp2p.wire.codec import decode, encode
+from shardp2p.wire.dialling_back import AskDialBack, DialBackResult
 from shardp2p.wire.framing import HEADER_BYTES
 from shardp2p.wire.messages import (
     Activations,
-    AskDialBack,
     Chunk,
     Close,
     Closed,
     Commit,
     Credit,
-    DialBackResult,
     Failure,
     Hello,
     MemberInfo,

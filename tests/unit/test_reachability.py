@@ -19,7 +19,7 @@ from shardp2p.swarm.reachability import (
 )
 from shardp2p.swarm.reachability_account import account_of
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.messages import DialOutcome
+from shardp2p.wire.dialling_back import DialOutcome
 
 WAN = "45.45.0.7"
 A, B, C = "45.45.1.1", "45.45.2.2", "45.45.3.3"

@@ -13,19 +13,17 @@ from shardp2p.errors import RemoteProtocolError
 from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, SessionId, Slot, SwarmId
 from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
 from shardp2p.wire.codec import decode, encode
+from shardp2p.wire.dialling_back import AskDialBack, DialBackResult, DialOutcome
 from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import HEADER_BYTES, FrameDecoder
 from shardp2p.wire.messages import (
     Activations,
-    AskDialBack,
     Chunk,
     Close,
     Closed,
     Commit,
     Credit,
     Describe,
-    DialBackResult,
-    DialOutcome,
     End,
     Failure,
     Hello,

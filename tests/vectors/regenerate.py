@@ -18,11 +18,11 @@ from google.protobuf.message import Message as ProtobufMessage
 from shardp2p.vocabulary import ChunkRef, LayerRange, ModelId, PeerId, SamplingParams, SessionId, Slot, SwarmId
 from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
 from shardp2p.wire.codec import encode
+from shardp2p.wire.dialling_back import AskDialBack, DialBackResult
 from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import (
     Activations,
-    AskDialBack,
     AskRecord,
     Chunk,
     Close,
@@ -30,7 +30,6 @@ from shardp2p.wire.messages import (
     Commit,
     Credit,
     Describe,
-    DialBackResult,
     End,
     Failure,
     Hello,
