@@ -50,14 +50,16 @@ class Paths:
 class UpSettings:
     """What `shardp2p up` serves and how. None means: not said.
 
-    `listen` and `peers` are multiaddrs; `threads` 0 leaves the number of compute threads to torch; `identity` is the
-    key file that stands in for `Paths.identity_file`. `cache_rows` are token positions, for all requests together.
+    `listen`, `peers` and `announce` are multiaddrs; `threads` 0 leaves the number of compute threads to torch;
+    `identity` is the key file that stands in for `Paths.identity_file`. `cache_rows` are token positions, for all
+    requests together.
     """
 
     model: ModelId | None = None
     layers: LayerRange | None = None
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     peers: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
     dtype: DType = "float32"
     device: str = "cpu"
     threads: int = 0
@@ -77,7 +79,7 @@ class UpSettings:
             raise ConfigError(f"cache_rows is {self.cache_rows}; it must be at least 1, for all requests together")
         if not self.listen:
             raise ConfigError("listen is empty; name at least one multiaddr, for example /ip4/127.0.0.1/tcp/0")
-        for name, addresses in (("listen", self.listen), ("peers", self.peers)):
+        for name, addresses in (("listen", self.listen), ("peers", self.peers), ("announce", self.announce)):
             for address in addresses:
                 if not address.startswith("/"):
                     raise ConfigError(f"{name} has {address!r}; a multiaddr looks like /ip4/127.0.0.1/tcp/4001")
@@ -220,6 +222,7 @@ def _up_settings(table: _Table) -> UpSettings:
         layers=LayerRange.parse(layers) if layers else None,
         listen=table.texts("listen", defaults.listen),
         peers=table.texts("peers", defaults.peers),
+        announce=table.texts("announce", defaults.announce),
         dtype=cast(DType, table.text("dtype", defaults.dtype)),
         device=table.text("device", defaults.device),
         threads=table.number("threads", defaults.threads),

@@ -128,7 +128,8 @@ class Keeper:
             "uptime_s": round(monotonic() - self._started, 1),
             "version": version("shardp2p"),
             "region": self._offer.region,
-            "reachability": "unknown",
+            "reachability": member.reachable.verdict,
+            "reach": member.reachable.status(),
             "addresses": list(member.node.addresses()),
             "memory": {
                 "offered_bytes": budget.memory_bytes,
@@ -332,6 +333,7 @@ class Keeper:
             Coverage(
                 state=_published(life),
                 addresses=member.node.addresses(),
+                reachability=member.reachable.verdict,
                 region=self._offer.region,
                 version=version("shardp2p"),
                 memory_bytes=budget.memory_bytes,

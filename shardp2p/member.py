@@ -31,6 +31,7 @@ from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
 from shardp2p.swarm.probes import Prober
 from shardp2p.swarm.publisher import Coverage
+from shardp2p.swarm.reachable import Reachable
 from shardp2p.swarm.sealed_records import open_record
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
 from shardp2p.swarm.strikes import BREACH
@@ -38,8 +39,6 @@ from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.records import CoverageRecord
 
-LOOPBACK: Final = ("/ip4/127.", "/ip6/::1/")
-"""Where a peer listens that nobody on its network can reach."""
 ASK_S: Final = 5.0
 """How long one peer may take to say what it is; a live one answers in a round trip or two."""
 ASKED_AT_ONCE: Final = 16
@@ -75,6 +74,7 @@ class Member:
         gossip: GossipService,
         directory: Directory,
         bootstrap: Sequence[PeerAddress],
+        announce: Sequence[str] = (),
     ) -> None:
         self.node = Node(host)
         self.swarm: SwarmId = joined.swarm
@@ -89,6 +89,8 @@ class Member:
         """Set when the swarm does not admit us any more."""
         self.ring_peers: frozenset[PeerId] = frozenset()
         """Peers next to us in rings: their links are measured first."""
+        self.reachable = Reachable(host, self.live, declared=announce)
+        """How others reach us, and from which of their addresses we reach them."""
         self._host = host
         self._prober = Prober(
             host,
@@ -221,6 +223,9 @@ class Member:
         nursery.start_soon(self._prober.run)
         nursery.start_soon(self._bootstrap)
         if serves:
+            nursery.start_soon(self.reachable.run)
+            if not self.reachable.standing.is_on_loopback:
+                nursery.start_soon(self.find_neighbours)
             nursery.start_soon(self._keep_record)
             if kept is not None:
                 self.gossip.add_peers(bootstrap_of(kept.met(self.swarm), self.peer_id))
@@ -284,12 +289,14 @@ async def open_member(
     *,
     peers: Sequence[str] = (),
     kept: JoinedSwarms | None = None,
+    announce: Sequence[str] = (),
     is_listener: bool = False,
 ) -> AsyncIterator[Member]:
     """Be a peer of the swarm `joined` until the context is left, which tells the others.
 
     `peers` are multiaddrs beside those that came with the token. A listener, as a client for one request, says nothing
-    of itself; without `listen` addresses nobody can dial us.
+    of itself; without `listen` addresses nobody can dial us. `announce` are addresses at which others reach us, as the
+    user knows.
     Raises: ConfigError for an address that is malformed, or a membership that has ended.
     """
     if joined.membership is not None and (refusal := joined.membership.own_refusal(time.time())):
@@ -317,12 +324,10 @@ async def open_member(
         )
         serves = bool(listen) and not is_listener
         async with open_directory(host, "shardp2p", sequence, is_server=serves) as directory:
-            member = Member(host, joined, gossip, directory, bootstrap)
+            member = Member(host, joined, gossip, directory, bootstrap, announce)
             with single_errors():
                 async with trio.open_nursery() as nursery:
                     await member.run(joined, kept, nursery, serves=serves)
-                    if serves and any(not address.startswith(LOOPBACK) for address in listen):
-                        nursery.start_soon(member.find_neighbours)
                     try:
                         yield member
                     finally:

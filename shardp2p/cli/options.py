@@ -39,6 +39,14 @@ Listen = Annotated[
     list[str] | None,
     Option("--listen", metavar="MULTIADDR", help="Where to listen. Default: this machine only, any port."),
 ]
+Announce = Annotated[
+    list[str] | None,
+    Option(
+        "--announce",
+        metavar="MULTIADDR",
+        help="Where others reach this machine, as a port that its router forwards; repeat for more.",
+    ),
+]
 DTypeName = Annotated[
     str | None, Option("--dtype", help="float32 (the default), bfloat16 or float16; all stages alike.")
 ]

@@ -47,6 +47,8 @@ def status_lines(told: dict[str, Any]) -> Iterator[str]:
     yield f"state    {told['state']} for {_duration(told['uptime_s'])} since the start{waits}"
     region = f", region {clipped(told['region'], CHARACTERS)}" if told["region"] else ""
     yield f"reach    {told['reachability']}{region}, {len(told['neighbours'])} neighbours"
+    for line in _reach_lines(told["reach"]):
+        yield f"         {clipped(line, 4 * CHARACTERS)}"
     for held in told["held"]:
         yield (
             f"layers   {held['layers'][0]}:{held['layers'][1]} of {clipped(held['model'], CHARACTERS)} "
@@ -68,6 +70,15 @@ def status_lines(told: dict[str, Any]) -> Iterator[str]:
         yield f"link     and {len(told['links']) - MAX_LINKS} more"
     for address in told["addresses"]:
         yield f"address  {address}"
+
+
+def _reach_lines(reach: dict[str, Any]) -> Iterator[str]:
+    """What was tried to be reached, and what to do about it."""
+    yield from reach["tried"]
+    if reach["upnp"]:
+        yield f"UPnP: {reach['upnp']}"
+    if reach["advice"]:
+        yield reach["advice"]
 
 
 def _duration(seconds: float) -> str:

@@ -56,6 +56,7 @@ def up(
     model: options.Model = None,
     layers: options.Layers = None,
     listen: options.Listen = None,
+    announce: options.Announce = None,
     dtype: options.DTypeName = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -79,6 +80,7 @@ def up(
         model=ModelId(model) if model else None,
         layers=LayerRange.parse(layers) if layers else None,
         listen=listen,
+        announce=announce,
         dtype=dtype,
         device=device,
         threads=threads,
@@ -132,8 +134,8 @@ def _require_alone(settings: UpSettings) -> ModelId:
         )
     if settings.model is None:
         raise ConfigError("name a model with --model; `shardp2p model list` shows those on this machine")
-    if settings.peers or settings.memory_bytes is not None:
-        raise ConfigError("--peer and --memory are for a peer of a swarm; join one with --join TOKEN|FILE")
+    if settings.peers or settings.announce or settings.memory_bytes is not None:
+        raise ConfigError("--peer, --announce and --memory are for a peer of a swarm; join one with --join TOKEN|FILE")
     return settings.model
 
 

@@ -150,7 +150,10 @@ async def serve_in_swarm(identity: Identity, start: InSwarm, watch_stdin: Callab
         from shardp2p.keeper import Keeper
         from shardp2p.member import open_member
 
-    member_of = open_member(identity, start.joined, start.settings.listen, peers=start.settings.peers, kept=start.kept)
+    settings = start.settings
+    member_of = open_member(
+        identity, start.joined, settings.listen, peers=settings.peers, kept=start.kept, announce=settings.announce
+    )
     async with member_of as member, trio.open_nursery() as nursery:
         keeper = Keeper(member, start.offer, is_owner=start.is_owner)
         with interrupts.ending(nursery.cancel_scope):
@@ -273,7 +276,7 @@ def _lines(member: Member, keeper: Keeper, start: InSwarm) -> list[str]:
     lines = [
         f"peer     {member.peer_id}",
         f"swarm    {member.name} ({member.swarm}), {_live(status['live_peers'])}",
-        f"reach    {status['reachability']}: others dial the addresses below",
+        f"reach    {_reach(status)}",
     ]
     lines += [
         f"layers   {held['layers'][0]}:{held['layers'][1]} of {held['model']}, {held['dtype']}, "
@@ -285,6 +288,12 @@ def _lines(member: Member, keeper: Keeper, start: InSwarm) -> list[str]:
     lines.append(f"api      {start.paths.run_dir / member.peer_id}.sock: shardp2p status, peers, coverage, plan")
     lines.append(f"join     {_join_line(member, start)}")
     return lines
+
+
+def _reach(status: Mapping[str, Any]) -> str:
+    """How others reach this peer, and what would help."""
+    advice = status["reach"]["advice"] or "others dial the addresses below"
+    return f"{status['reachability']}: {advice}"
 
 
 def _join_line(member: Member, start: InSwarm) -> str:

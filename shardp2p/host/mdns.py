@@ -126,8 +126,10 @@ class _Listener(zeroconf.ServiceListener):
 
 
 def _service_of(host: Host, swarm: SwarmId) -> zeroconf.ServiceInfo | None:
-    """The announcement of where we listen, None for a host that only dials."""
-    listening = [at for at in map(parse_address, host.addresses()) if isinstance(at, TcpAddress)]
+    """The announcement of where we listen, as far as others may know it; None for a host that only dials."""
+    told = host.addresses()
+    at_sockets = map(parse_address, (text for text in host.listen_addresses() if text in told))
+    listening = [at for at in at_sockets if isinstance(at, TcpAddress)]
     if not listening:
         return None
     port = listening[0].port

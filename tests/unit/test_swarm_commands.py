@@ -193,6 +193,7 @@ def test_status_has_lines_for_all_that_a_peer_says() -> None:
     told = {
         "peer_id": "p", "swarm": "s", "swarm_name": "lab", "state": "loading", "waits_for": "loading layers 0:3",
         "uptime_s": 7300.0, "version": "1", "region": "", "reachability": "unknown", "addresses": ["/ip4/1.2.3.4"],
+        "reach": {"tried": ["45.45.0.7:4001: no answer for 2 peers"], "upnp": "no router", "advice": "forward it"},
         "memory": {"offered_bytes": 2**30, "headroom_bytes": 2**28, "used_bytes": 2**29},
         "held": [{
             "model": "m", "layers": [0, 3], "model_layers": 30, "state": "serving", "dtype": "float32",
@@ -207,6 +208,9 @@ def test_status_has_lines_for_all_that_a_peer_says() -> None:
     assert "0:3 of m (30), serving, float32, 1.0 MiB" in text
     assert "512 MiB of 1.0 GiB offered is used, 256 MiB kept free" in text
     assert "and 2 more" in text
+    assert [line.strip() for line in text.splitlines()[4:7]] == [
+        "45.45.0.7:4001: no answer for 2 peers", "UPnP: no router", "forward it",
+    ]  # fmt: skip
 
 
 def test_columns_drop_what_is_empty_and_what_does_not_fit() -> None:
