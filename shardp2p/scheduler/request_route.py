@@ -7,7 +7,7 @@ here, with the reason in words, so that a failure says which layers are missing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardp2p.errors import OverloadedError, PeerUnavailableError
@@ -195,12 +195,26 @@ def _no_ring(
         )
     full = [one.holder for one in candidates if one.is_full]
     if not missing_ranges(layers, [*parts, *(holder.layers for holder in full)]):
-        most = max(holder.free_cache_rows for holder in full)
-        return OverloadedError(
-            f"{name} is busy: for layers {named(missing)} no peer has {needs.cache_rows} free cache rows "
-            f"(the most is {most}); try again soon, or ask for a shorter answer"
-        )
+        return _no_room(name, needs.cache_rows, missing, full)
     return PeerUnavailableError(f"layers {named(missing)} of {name} are missing: {_passed_over(candidates, missing)}")
+
+
+def _no_room(name: str, rows: int, layers: Sequence[LayerRange], full: Sequence[Holder]) -> OverloadedError:
+    """How many rows are free in all of `layers`, and whether to wait or to ask for less."""
+
+    def least(rows_of: Callable[[Holder], int]) -> int:
+        return min(
+            max(rows_of(holder) for holder in full if holder.layers.start <= layer < holder.layers.stop)
+            for part in layers
+            for layer in range(part.start, part.stop)
+        )
+
+    free, total = least(lambda holder: holder.free_cache_rows), least(lambda holder: holder.cache_rows)
+    fewer = f"ask for {rows - (free if rows <= total else total)} tokens less, as by a smaller --max-tokens"
+    what = f"layers {named(layers)} have {free} of {total} cache rows free, and the request takes {rows}"
+    if rows > total:
+        return OverloadedError(f"{name} has no room for so long a request: {what}; {fewer}")
+    return OverloadedError(f"{name} is busy: {what}; wait some seconds until others are done, or {fewer}")
 
 
 def _passed_over(candidates: Sequence[_Candidate], missing: Sequence[LayerRange]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,14 @@ def answer(model: StoredModel) -> list[int]:
     return list(Reference(model.directory).generate(prompt, MAX_TOKENS, tokenizer.stop_tokens).tokens)
 
 
-async def ask(data_dir: Path, command: str, model: str, *arguments: str) -> dict[str, Any]:
+async def run(data_dir: Path, command: str, model: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     words = [sys.executable, "-m", "shardp2p", command, model, *arguments, "--json", "--data-dir", str(data_dir)]
     with trio.fail_after(WITHIN_S):
-        done = await trio.run_process(words, capture_stdout=True, capture_stderr=True, check=False, stdin=b"")
+        return await trio.run_process(words, capture_stdout=True, capture_stderr=True, check=False, stdin=b"")
+
+
+async def ask(data_dir: Path, command: str, model: str, *arguments: str) -> dict[str, Any]:
+    done = await run(data_dir, command, model, *arguments)
     assert done.returncode == 0, done.stderr.decode()
     said: dict[str, Any] = json.loads(done.stdout)
     return said
@@ -83,3 +88,10 @@ async def test_two_models_are_covered_and_answered_by_one_swarm(models: dict[str
             said = await ask(client, "generate", name, PROMPT, "--max-tokens", str(MAX_TOKENS))
             assert said["tokens"] == answer(model)
             assert said["model"] == name
+        refused = await run(client, "generate", "birch", PROMPT, "--max-tokens", "300")
+        assert refused.returncode == 3
+        line = refused.stderr.decode()
+        assert line.startswith("shardp2p: error: birch has no room for so long a request: layers ")
+        assert f" of {ROWS} cache rows free, and the request takes " in line
+        assert line.endswith(" tokens less, as by a smaller --max-tokens\n")
+        assert line.count("\n") == 1

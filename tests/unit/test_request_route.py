@@ -108,10 +108,24 @@ def test_a_peer_that_must_not_serve_is_passed_over_with_the_reason(
 
 def test_a_swarm_without_room_is_busy_and_not_broken() -> None:
     held = [holder("a", "0:4", free_cache_rows=10), holder("b", "2:6")]
-    with pytest.raises(OverloadedError, match=r"tiny is busy: for layers 0:2 no peer has 20 free .* most is 10"):
+    busy = (
+        r"tiny is busy: layers 0:2 have 10 of 100 cache rows free, and the request takes 20; "
+        r"wait some seconds until others are done, or ask for 10 tokens less, as by a smaller --max-tokens"
+    )
+    with pytest.raises(OverloadedError, match=busy):
         route_request(SHAPE, RequestNeeds(cache_rows=20), held, NOBODY)
     with pytest.raises(PeerUnavailableError, match="layers 0:2 and 4:6"):
         route_request(SHAPE, RequestNeeds(cache_rows=20), [held[0], holder("b", "2:4")], NOBODY)
+
+
+def test_a_request_for_which_waiting_is_no_use_is_told_so() -> None:
+    held = [holder("a", "0:4", free_cache_rows=10), holder("b", "2:6")]
+    too_long = (
+        r"no room for so long a request: layers 0:6 have 10 of 100 cache rows free, and the request takes 120; "
+        r"ask for 20 tokens less, as by a smaller --max-tokens$"
+    )
+    with pytest.raises(OverloadedError, match=too_long):
+        route_request(SHAPE, RequestNeeds(cache_rows=120), held, NOBODY)
 
 
 def test_layers_that_nobody_holds_are_named_with_what_to_do() -> None:
