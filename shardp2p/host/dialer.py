@@ -34,6 +34,8 @@ HANDSHAKE_S: Final = 10.0
 """Bounds per address, so that one that swallows packets does not use up the caller's time for the others."""
 SHOWN: Final = 4
 """Addresses that an error quotes."""
+NEXT_S: Final = 1.0
+"""How long an address is waited for before the next one is tried beside it: one that swallows packets is common."""
 HEAD_START_S: Final = 0.25
 """How long straight addresses have before relays are tried beside them: as in RFC 8305."""
 
@@ -107,14 +109,22 @@ async def _try_each(
     found: list[INetConn],
     reasons: dict[Address, str],
 ) -> None:
-    """Try one address after the other until one leads to a connection."""
-    for address, try_it in ways:
+    """Try one address after the other, beside those that take long, until one leads to a connection."""
+
+    async def try_one(address: Address, try_it: Callable[[], Awaitable[INetConn]], is_done: trio.Event) -> None:
         try:
             found.append(await try_it())
+            nursery.cancel_scope.cancel()
         except AddressError as error:
             reasons[address] = str(error)
-        else:
-            return
+        is_done.set()
+
+    async with trio.open_nursery() as nursery:
+        for address, try_it in ways:
+            is_done = trio.Event()
+            nursery.start_soon(try_one, address, try_it, is_done)
+            with trio.move_on_after(NEXT_S):
+                await is_done.wait()
 
 
 def _address_of(peer: PeerId, text: str) -> Address:

@@ -25,6 +25,7 @@ from shardp2p.host.circuit.exchange import receive_answer
 from shardp2p.host.circuit.messages import decode_hop, decode_stop, delimited, encode_hop, encode_stop
 from shardp2p.host.circuit.values import HOP, STOP, Connect, HopAnswer, Incoming, Limit, Reserve, Status, StopAnswer
 from shardp2p.host.host import Host, open_host
+from shardp2p.host.path import relayed
 from shardp2p.host.peer_ids import id_of
 from shardp2p.identity.keys import Identity
 from shardp2p.vocabulary import PeerId
@@ -275,6 +276,23 @@ async def test_relay_that_never_answers_fails_the_client_and_the_keeper(monkeypa
             while not node.circuits.troubles():
                 await trio.sleep(0.01)
         assert node.circuits.troubles() == {relay.peer_id: "the relay does not answer"}
+
+
+async def test_relay_that_does_not_answer_is_not_waited_for_when_there_is_another() -> None:
+    async def silent(stream: Stream) -> None:
+        await stream.receive_some(1)
+        await trio.sleep(30)
+
+    async with (
+        false_relay(silent) as dead,
+        relay_node() as relay,
+        hidden_node(relay) as target,
+        hidden_node() as client,
+    ):
+        addresses = [*over(dead, target.peer), *target.circuits.addresses()]
+        with trio.fail_after(4):
+            await echo_once(await client.host.open_stream(target.peer, ECHO, addresses))
+        assert client.host.paths(target.peer) == (relayed(relay.peer),)
 
 
 async def test_impossible_circuits_are_refused_without_a_dial() -> None:
