@@ -51,6 +51,11 @@ def encode_control(kind: int, flags: int, stream_id: int, length: int = 0) -> by
     return _HEADER.pack(0, kind, flags, stream_id, length)
 
 
+def is_of_path(frame: bytes) -> bool:
+    """Whether `frame` is of stream 0: about the connection, and not of one of its streams."""
+    return frame[4:8] == bytes(4)
+
+
 class FrameReader:
     """Cuts a byte stream into frames; holds at most one unfinished frame."""
 

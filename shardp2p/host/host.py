@@ -25,6 +25,7 @@ from shardp2p.errors import PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import Endpoint, dialable_addresses, parse_listen_address
 from shardp2p.host.announcing import Standing
+from shardp2p.host.carry.carrier import Carrier
 from shardp2p.host.dial_back import dial_back
 from shardp2p.host.dialer import Circuits, dial, upgrade
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
@@ -41,6 +42,7 @@ from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.dialling_back import DialOutcome
+from shardp2p.wire.protocols import CARRY
 from shardp2p.wire.stream import Handler, Stream
 
 MAX_HANDSHAKES: Final = 64
@@ -67,6 +69,9 @@ class Host:
         self._expected: dict[Endpoint, Upgrade] = {}
         self._nursery: trio.Nursery | None = None
         self._announced: tuple[str, ...] | None = None
+        self.carrier = Carrier(self.connections)
+        """What moves live connections to better paths."""
+        self.serve(CARRY, self.carrier.serve)
         self.circuits: Circuits | None = None
         """What dials over relays, where this host does."""
         self.standing: Standing | None = None
@@ -156,9 +161,7 @@ class Host:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to `peer`; its streams fail. It may connect again if it is still admitted."""
-        async with trio.open_nursery() as nursery:
-            for connection in list(self._swarm.connections.get(id_of(peer), [])):
-                nursery.start_soon(connection.close)
+        await _close_in_order(list(self._swarm.connections.get(id_of(peer), [])))
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> Muxer:
         """A connection to `peer`; callers that want the same peer at the same time share one."""
@@ -171,11 +174,11 @@ class Host:
                 self._dialling.pop(peer, None)
 
     def connections(self, peer: PeerId) -> tuple[Muxer, ...]:
-        """The live connections to `peer`: those without a relay first, of these the newest first."""
+        """The live connections to `peer`: with a path, without a relay, not carried first; then the newest."""
         connections = self._swarm.connections.get(id_of(peer), [])
         alive = [_muxer_of(connection) for connection in reversed(connections)]
         usable = [muxer for muxer in alive if not (muxer.is_closed or muxer.is_retiring)]
-        return tuple(sorted(usable, key=lambda muxer: not muxer.path.is_direct))
+        return tuple(sorted(usable, key=_rank))
 
     def _connection(self, peer: PeerId) -> Muxer | None:
         return next(iter(self.connections(peer)), None)
@@ -187,7 +190,7 @@ class Host:
         punch. From elsewhere it would occupy the very way that a punch takes.
         """
         sources = self.listen_endpoints() if from_listen_port else ()
-        return _muxer_of(await dial(self._swarm, peer, addresses, self.circuits, sources, self.standing))
+        return self._welcome(_muxer_of(await dial(self._swarm, peer, addresses, self.circuits, sources, self.standing)))
 
     @contextmanager
     def expecting(self, remotes: Iterable[Endpoint], upgrade: Upgrade) -> Iterator[None]:
@@ -207,7 +210,7 @@ class Host:
 
     async def adopt_dialled(self, raw: RawConnection, peer: PeerId, path: Path) -> Muxer:
         """The connection over bytes that we dialled some other way. Raises: AddressError (host/dialer.py)."""
-        return _muxer_of(await upgrade(self._swarm, raw, peer, path))
+        return self._welcome(_muxer_of(await upgrade(self._swarm, raw, peer, path)))
 
     async def adopt_accepted(self, raw: RawConnection, path: Path) -> Muxer | None:
         """The connection over bytes that a peer dialled, None when it does not come about. We own `raw`."""
@@ -220,11 +223,16 @@ class Host:
         finally:
             upgrading_path.reset(token)
         assert isinstance(muxed, Muxer)
-        return muxed
+        return self._welcome(muxed)
+
+    def _welcome(self, muxer: Muxer) -> Muxer:
+        self.carrier.add(muxer)
+        return muxer
 
     async def _start(self, nursery: trio.Nursery) -> None:
         """Accept connections and streams in `nursery` from now on."""
         self._nursery = nursery
+        nursery.start_soon(self.carrier.run)
         if self._listeners:
             await nursery.start(trio.serve_listeners, self._accept, self._listeners)
 
@@ -288,12 +296,7 @@ class Host:
             done.set()
 
     async def _close_connections(self) -> None:
-        """Those over relays first: their goodbye passes the connection to the relay."""
-        for is_direct in (False, True):
-            async with trio.open_nursery() as nursery:
-                for connection in self._swarm.get_connections():
-                    if _muxer_of(connection).path.is_direct is is_direct:
-                        nursery.start_soon(connection.close)
+        await _close_in_order(self._swarm.get_connections())
 
 
 @asynccontextmanager
@@ -338,6 +341,21 @@ def _remote_of(stream: trio.SocketStream) -> Endpoint:
     except OSError:  # it is gone already
         return "", 0
     return str(host), int(port)
+
+
+async def _close_in_order(connections: Sequence[INetConn]) -> None:
+    """Close all, those first that are carried by others or pass through relays: their goodbyes travel over the rest."""
+    muxers = [_muxer_of(connection) for connection in connections]
+    ranks = [(-muxer.carriers, muxer.path.is_direct) for muxer in muxers]
+    for now in sorted(set(ranks)):
+        async with trio.open_nursery() as nursery:
+            for rank, connection in zip(ranks, connections, strict=True):
+                if rank == now:
+                    nursery.start_soon(connection.close)
+
+
+def _rank(muxer: Muxer) -> tuple[bool, bool, bool]:
+    return muxer.link.lost is not None, not muxer.path.is_direct, muxer.carrier is not None
 
 
 def _muxer_of(connection: INetConn) -> Muxer:

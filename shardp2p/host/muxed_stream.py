@@ -26,6 +26,7 @@ class MuxedStream(IMuxedStream):
     def __init__(self, stream_id: int, muxer: Muxer) -> None:
         self.stream_id = stream_id
         self.muxed_conn: Muxer = muxer
+        self._link = muxer.link
         self._buffer = bytearray()
         self._send_window = frames.INITIAL_WINDOW_BYTES
         self._receive_window = frames.INITIAL_WINDOW_BYTES
@@ -75,12 +76,12 @@ class MuxedStream(IMuxedStream):
             if self._send_window == 0:
                 await self._changed.park()
                 continue
-            if self.muxed_conn.is_full:
-                await self.muxed_conn.wait_space()
+            if self._link.is_full:
+                await self._link.wait_space()
                 continue
             size = min(self._send_window, frames.MAX_WRITE_PAYLOAD_BYTES, len(rest))
             self._send_window -= size
-            self.muxed_conn.queue(encode_data(self.stream_id, rest[:size]))
+            self._link.queue(encode_data(self.stream_id, rest[:size]))
             rest = rest[size:]
         # Lets the writer task put the bytes on the wire even if the caller computes next.
         await trio.lowlevel.checkpoint()
@@ -109,7 +110,7 @@ class MuxedStream(IMuxedStream):
     def abort(self) -> None:
         """Abort both directions and tell the peer."""
         if self._reset_reason is None and not (self._is_closed and self._is_receiving_finished):
-            self.muxed_conn.queue(encode_control(frames.WINDOW_UPDATE, frames.RST, self.stream_id))
+            self._link.queue(encode_control(frames.WINDOW_UPDATE, frames.RST, self.stream_id))
         self._fail("we reset the stream")
 
     def receive(self, frame: Frame) -> None:
@@ -147,19 +148,19 @@ class MuxedStream(IMuxedStream):
         if used < self._target_window // 2:
             return
         now = trio.current_time()
-        is_fast = now - self._credited_at < 4 * max(self.muxed_conn.round_trip_s, 0.001)
+        is_fast = now - self._credited_at < 4 * max(self._link.vigil.round_trip_s, 0.001)
         if is_fast and self._target_window < MAX_WINDOW_BYTES and self.muxed_conn.try_grow_window(self._target_window):
             used += self._target_window
             self._target_window *= 2
         self._credited_at = now
         self._receive_window += used
-        self.muxed_conn.queue(encode_control(frames.WINDOW_UPDATE, 0, self.stream_id, used))
+        self._link.queue(encode_control(frames.WINDOW_UPDATE, 0, self.stream_id, used))
 
     def _finish_sending(self) -> None:
         if self._is_sending_finished or self._reset_reason is not None:
             return
         self._is_sending_finished = True
-        self.muxed_conn.queue(encode_control(frames.WINDOW_UPDATE, frames.FIN, self.stream_id))
+        self._link.queue(encode_control(frames.WINDOW_UPDATE, frames.FIN, self.stream_id))
 
     def _fail(self, reason: str) -> None:
         if self._reset_reason is None:
@@ -169,7 +170,7 @@ class MuxedStream(IMuxedStream):
         self.muxed_conn.forget(self)
 
     def _check_alive(self) -> None:
-        reason = self._reset_reason or self.muxed_conn.failure
+        reason = self._reset_reason or self._link.failure
         if reason is not None:
             raise MuxedStreamReset(reason)
         if self._is_closed:

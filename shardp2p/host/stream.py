@@ -23,6 +23,11 @@ class HostStream:
         return self._peer
 
     @property
+    def muxed(self) -> MuxedStream:
+        """The stream of libp2p below."""
+        return self._muxed
+
+    @property
     def connection(self) -> Muxer:
         """The connection that carries it."""
         return self._muxed.muxed_conn

@@ -1,0 +1,104 @@
+"""When to ping a peer, and what its silence means. Pure: `now` is an argument.
+
+Any path that was silent for long is lost. Where another path could take over, a silent one is suspected much sooner,
+and only while streams are in use is it asked early: an idle one costs a ping now and then.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PING_INTERVAL_S: Final = 1.0
+QUIET_S: Final = 1.9
+"""Whom we heard within this needs no ping, so of two idle sides one pings and the other hears it."""
+ROUND_TRIP_S: Final = 10.0
+"""How old the measured round trip may get: windows grow by it."""
+SILENCE_S: Final = 4.0
+"""A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
+HALF_SUSPECT_S: Final = 0.35
+"""A busy path is asked after so long a silence, or two round trips, and suspected after as long again."""
+LOOK_S: Final = 0.1
+"""How often a movable path is looked at while it is busy or a ping is unanswered."""
+BUSY_S: Final = 3.0
+"""How long after its last frame a path counts as busy."""
+
+
+class Vigil:
+    """Watches one connection, by turns: `ping`, then `pause`, then `look`. Who reads from it sets `heard_at`.
+
+    `is_early`: another path could take over, so a silent one is to be suspected early.
+    """
+
+    def __init__(self, *, is_early: bool) -> None:
+        self.heard_at = 0.0
+        self.round_trip_s = 0.0
+        self.is_suspect = False
+        self._is_early = is_early
+        self._pinged_at = -ROUND_TRIP_S
+        self._asked_at = -ROUND_TRIP_S  # the first ping since we heard something
+        self._ping_value = 0
+        self._frames = 0
+        self._busy_at = -BUSY_S
+        self._looked_at = 0.0
+        self._pause_s = PING_INTERVAL_S
+
+    def start(self, now: float) -> None:
+        """A path begins: that of a new connection, or one to which it moved."""
+        self.heard_at = now
+        self.round_trip_s = 0.0
+        self._pinged_at = now - ROUND_TRIP_S
+        self.is_suspect = False
+
+    def settle(self) -> None:
+        """Nothing can take over: suspect nothing."""
+        self._is_early = self.is_suspect = False
+
+    def ping(self, now: float, frames: int) -> int | None:
+        """The value of the ping that is due, if one is. `frames` counts what passed, both ways together."""
+        if frames != self._frames:
+            self._frames, self._busy_at = frames, now
+        quiet_s = self._patience_s if self._is_early and self._is_busy(now) else QUIET_S
+        is_due = now - self.heard_at >= quiet_s and now - self._pinged_at >= 0.9 * PING_INTERVAL_S
+        if not is_due and now - self._pinged_at < ROUND_TRIP_S:
+            return None
+        if not self._is_asked:
+            self._asked_at = now
+        self._pinged_at = now
+        self._ping_value = (self._ping_value + 1) % 2**32
+        return self._ping_value
+
+    def pong(self, now: float, value: int) -> None:
+        """The answer to a ping came."""
+        if value == self._ping_value:
+            sample_s = now - self._pinged_at
+            self.round_trip_s = (self.round_trip_s + sample_s) / 2 if self.round_trip_s else sample_s
+
+    def pause(self, now: float, *, is_waiting: bool) -> float:
+        """How long to sleep before looking; `is_waiting`: the path is lost, and time runs out for another."""
+        self._looked_at = now
+        is_near = is_waiting or (self._is_early and (self._is_asked or self._is_busy(now)))
+        self._pause_s = LOOK_S if is_near else PING_INTERVAL_S
+        return self._pause_s
+
+    def look(self, now: float) -> float:
+        """For how long the peer has been silent, in seconds."""
+        late_s = now - self._looked_at - self._pause_s
+        if late_s > PING_INTERVAL_S:
+            # This process itself was stopped or starved: the peer's bytes may be waiting unread.
+            self.heard_at = now
+        elif late_s > LOOK_S and self._is_asked:
+            self._asked_at = now
+        self.is_suspect = self._is_early and self._is_asked and now - self._asked_at >= self._patience_s
+        return now - self.heard_at
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether a ping is unanswered, and nothing else was heard since."""
+        return self._asked_at > self.heard_at
+
+    @property
+    def _patience_s(self) -> float:
+        return max(2 * self.round_trip_s, HALF_SUSPECT_S) if self.round_trip_s else PING_INTERVAL_S
+
+    def _is_busy(self, now: float) -> bool:
+        return now - self._busy_at < BUSY_S
