@@ -212,7 +212,7 @@ async def test_what_a_crashed_owner_left_is_removed() -> None:
         assert done.returncode == -signal.SIGKILL
         stray = os.pidfd_open(int(done.stdout))
         try:
-            assert await trio.to_thread.run_sync(end_orphans) >= 1
+            await trio.to_thread.run_sync(end_orphans)
             await trio.lowlevel.wait_readable(stray)
         finally:
             os.close(stray)

@@ -32,7 +32,10 @@ Sent = tuple[str, bytes]
 
 
 class Internet:
-    """The state of a network. `now` goes back by less than a millisecond. `chance` gives numbers from 0 up to 1, seeded."""
+    """The state of a network.
+
+    `now` goes back by less than a millisecond, if at all. `chance` gives numbers from 0 up to 1, seeded.
+    """
 
     def __init__(self, description: Description, addresses: Addresses, chance: Callable[[], float]) -> None:
         self._description = description

@@ -53,7 +53,7 @@ class _Node:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """What runs `command` inside, to start in any way; it ends with the network at the latest."""
-        return [*self.entering(), *marked(self._holder.mark, command)]
+        return marked(self._holder.mark, [*self.entering(), *command])
 
     async def start(
         self, command: Sequence[str], *, name: str | None = None, environment: Mapping[str, str] | None = None

@@ -48,8 +48,9 @@ def _kill(is_meant: Callable[[str], bool]) -> int:
         except OSError:
             continue
         try:
-            variables = (directory / "environ").read_bytes().split(b"\0")
-            if any(is_meant(line.removeprefix(prefix).decode()) for line in variables if line.startswith(prefix)):
+            # `env` has the mark among its arguments, and what it starts in its environment.
+            words = b"".join((directory / name).read_bytes() for name in ("environ", "cmdline")).split(b"\0")
+            if any(is_meant(word.removeprefix(prefix).decode()) for word in words if word.startswith(prefix)):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 killed += 1
         except (OSError, UnicodeDecodeError):

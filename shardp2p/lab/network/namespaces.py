@@ -95,11 +95,9 @@ def open_tun(device: str) -> int:
         descriptor = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))
     except OSError as error:
-        hint = (
-            "load the module tun, or give the container that device"
-            if error.errno == errno.ENOENT
-            else "run it as root"
-        )
+        hint = "run it as root, or let this user open that device"
+        if error.errno == errno.ENOENT:
+            hint = "load the kernel's module tun, or give the container that device"
         raise ConfigError(f"the lab cannot use {_TUN} ({error.strerror}); {hint}") from None
     return descriptor
 
