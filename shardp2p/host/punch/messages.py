@@ -12,13 +12,13 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 
-from shardp2p.errors import PeerUnavailableError, RemoteProtocolError
+from shardp2p.errors import RemoteProtocolError
 from shardp2p.host.addresses import Endpoint
+from shardp2p.host.circuit.exchange import receive_answer
+from shardp2p.host.circuit.messages import delimited
 from shardp2p.wire.stream import Stream
 
 DCUTR: Final = "/libp2p/dcutr"
-MAX_MESSAGE_BYTES: Final = 4096
-"""As the specification says."""
 MAX_ADDRESSES: Final = 8
 """That we send, and that we look at: each is dialled again and again for a round."""
 
@@ -50,8 +50,7 @@ def encode(message: PunchMessage) -> bytes:
     else:
         addresses = [encode_address(address) for address in message.addresses[:MAX_ADDRESSES]]
         wire = HolePunch(type=HolePunch.CONNECT, ObsAddrs=addresses)
-    payload = wire.SerializeToString()
-    return _varint(len(payload)) + payload
+    return delimited(wire.SerializeToString())
 
 
 def decode(payload: bytes) -> PunchMessage:
@@ -60,6 +59,8 @@ def decode(payload: bytes) -> PunchMessage:
         wire = HolePunch.FromString(payload)
     except DecodeError as error:
         raise RemoteProtocolError("the peer's message about punching is none") from error
+    if not wire.HasField("type"):  # also for a type that is unknown
+        raise RemoteProtocolError("the peer's message about punching is none")
     if wire.type == HolePunch.SYNC:
         return Sync()
     found = (decode_address(address) for address in wire.ObsAddrs)
@@ -77,37 +78,13 @@ def decode_address(data: bytes) -> Endpoint | None:
     size = {_IP4: 4, _IP6: 16}.get(data[:1])
     if size is None or data[1 + size : 2 + size] != _TCP:
         return None
-    port, peer = data[2 + size : 4 + size], data[4 + size :]
-    is_whole = not peer or (peer[:2] == _P2P and len(peer) == 3 + peer[2] if len(peer) > 2 else False)
-    if len(port) != 2 or port == b"\0\0" or not is_whole:
+    port, rest = data[2 + size : 4 + size], data[4 + size :]
+    names_peer = len(rest) > 3 and rest.startswith(_P2P) and len(rest) == 3 + rest[2]
+    if len(port) != 2 or port == b"\0\0" or (rest and not names_peer):
         return None
     return str(ipaddress.ip_address(data[1 : 1 + size])), int.from_bytes(port, "big")
 
 
 async def receive(stream: Stream) -> PunchMessage:
     """The next message on `stream`. Raises: RemoteProtocolError; PeerUnavailableError when the stream ended."""
-    size = 0
-    for shift in (0, 7):
-        (byte,) = await _read_exactly(stream, 1)
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-    else:
-        raise RemoteProtocolError("the peer's message about punching is too long", stream.peer)
-    if size > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError(f"the peer's message about punching has {size} bytes", stream.peer)
-    return decode(await _read_exactly(stream, size))
-
-
-async def _read_exactly(stream: Stream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = await stream.receive_some(count - len(data))
-        if not more:
-            raise PeerUnavailableError("the peer ended the talk about punching", stream.peer)
-        data += more
-    return data
-
-
-def _varint(number: int) -> bytes:
-    return bytes((number,)) if number < 0x80 else bytes((number & 0x7F | 0x80, number >> 7))
+    return decode(await receive_answer(stream))
