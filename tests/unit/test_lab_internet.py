@@ -5,6 +5,8 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardp2p.lab.network.addressing import plan_addresses
 from shardp2p.lab.network.internet import Internet, ports_of
@@ -278,6 +280,22 @@ def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(110):
         net.internet.receive(1.0, "a", data)
     assert sum(1 for _ in net.internet.advance(2.0)) == 100
+
+
+@given(st.lists(st.tuples(st.sampled_from(["relay", "alice", "bob", "up.lan", "up.wan"]), st.binary(max_size=120))))
+def test_whatever_bytes_hosts_send_the_network_goes_on(sent: list[tuple[str, bytes]]) -> None:
+    routers = HOMES["routers"] | {"home-a": {"unsolicited": "reset", "hairpin": True}, "up": {"upnp": True}}
+    net = Net(**HOMES | {"routers": routers, "links": {"relay": {"mtu": 576}}})
+    heads = (
+        b"",
+        tcp((net.at["alice"], 1), (net.at["relay"], 2))[:20],
+        udp((net.at["bob"], 1), (net.at["relay"], 2))[:20],
+    )
+    for at, (port, data) in enumerate(sent):
+        for head in heads:
+            net.internet.receive(float(at), port, head + data)
+            for _ in net.internet.advance(float(at)):
+                pass
 
 
 def test_the_same_seed_gives_the_same_network() -> None:

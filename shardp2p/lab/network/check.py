@@ -33,6 +33,9 @@ LOSS_MBIT_S: Final = 120.0
 MAX_MBIT_S: Final = 250.0
 """What a process passes on; a faster line is not measured, and a rate above this is not to be relied on."""
 
+MAX_LOSS_OF_RATES: Final = 0.01
+"""Of a path on which a rate is measured: what is lost is missing from it."""
+
 What = Literal["rtt_ms", "up_mbit_s", "down_mbit_s", "loss"]
 
 
@@ -97,7 +100,7 @@ def _measurements(network: Network) -> Iterator[Callable[[], Awaitable[Measureme
         sites = {description.site(name) for name in (a, b)}
         here, there = (description.link_of(description.site(name)) for name in (a, b))
         up, down = _narrower(here.up_mbit_s, there.down_mbit_s), _narrower(here.down_mbit_s, there.up_mbit_s)
-        if sites <= measured or (up is None and down is None):
+        if sites <= measured or (up is None and down is None) or _loss_between(description, a, b) > MAX_LOSS_OF_RATES:
             continue
         measured |= sites
         for rate, is_back in ((up, False), (down, True)):
@@ -140,8 +143,7 @@ async def _rtt(network: Network, a: str, b: str) -> Measurement:
 
 async def _rate(network: Network, a: str, b: str, mbit_s: float, *, is_back: bool) -> Measurement:
     came = await flood(network.hosts[a], network.hosts[b], 1.2 * mbit_s, FLOOD_S, is_back=is_back)
-    asked = mbit_s * (1 - _loss_between(network.description, a, b))
-    return Measurement("down_mbit_s" if is_back else "up_mbit_s", a, b, asked, came.mbit_s)
+    return Measurement("down_mbit_s" if is_back else "up_mbit_s", a, b, mbit_s, came.mbit_s)
 
 
 async def _loss(network: Network, a: str, b: str) -> Measurement:
