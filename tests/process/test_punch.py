@@ -1,7 +1,4 @@
-"""Punching between two hosts over real TCP on loopback: no router, but both dial each other's listening port at once.
-
-The relayed connection is a plain one that both sides take for relayed.
-"""
+"""Punching between two hosts on loopback: no router, but both dial each other's listening port at the same time."""
 
 from __future__ import annotations
 
@@ -14,26 +11,28 @@ import pytest
 import trio
 
 from shardp2p.errors import PeerUnavailableError
+from shardp2p.host.circuit.service import HostCircuits, open_circuits
 from shardp2p.host.host import Host, open_host
-from shardp2p.host.path import PUNCHED, relayed
+from shardp2p.host.path import PUNCHED
 from shardp2p.host.punch.mapping import Mapping
 from shardp2p.host.punch.messages import DCUTR, Connect, Sync, encode, receive
 from shardp2p.host.punch.puncher import Puncher, PunchResult
 from shardp2p.identity.keys import Identity
 from tests.process.host_peer import ECHO, echo
+from tests.support.circuits import Node, relay_node, wait_held
 
-RELAY = Identity.generate().peer_id
 OBSERVER = ("127.0.0.9", 4001)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`starter` was dialled by `answerer` over what both take for a relay."""
+    """`starter` was dialled by `answerer` over the relay; both have a place there."""
 
     starter: Host
     answerer: Host
     starting: Puncher
     answering: Puncher
+    answerer_circuits: HostCircuits
 
 
 def seen_at_its_port(host: Host) -> Mapping:
@@ -43,26 +42,36 @@ def seen_at_its_port(host: Host) -> Mapping:
     return mapping
 
 
-async def relay_between(dialler: Host, dialled: Host) -> None:
-    dialled.serve(ECHO, echo)
-    connection = await dialler.connect(dialled.peer_id, dialled.listen_addresses())
-    connection.path = relayed(RELAY)
-    while not dialled.is_connected(dialler.peer_id):
-        await trio.sleep(0.01)
-    (other,) = dialled.connections(dialler.peer_id)
-    other.path = relayed(RELAY)
+@asynccontextmanager
+async def relayed_host(listen: str, relay: Node) -> AsyncIterator[Node]:
+    async with open_host(Identity.generate(), [f"/ip4/{listen}/tcp/0"]) as host, open_circuits(host) as circuits:
+        host.serve(ECHO, echo)
+        circuits.set_candidates([relay.as_candidate()])
+        circuits.want(True)
+        node = Node(host, circuits)
+        await wait_held(node, 1)
+        yield node
+
+
+async def meet(dialler: Host, dialled: Node) -> None:
+    """`dialler` reaches `dialled` over the relay."""
+    await dialler.connect(dialled.peer, dialled.circuits.addresses())
+    with trio.fail_after(5):
+        while not dialled.host.is_connected(dialler.peer_id):
+            await trio.sleep(0.01)
 
 
 @asynccontextmanager
 async def pair(seed: int = 1) -> AsyncIterator[Pair]:
     async with (
-        open_host(Identity.generate(), ["/ip4/127.0.0.2/tcp/0"]) as starter,
-        open_host(Identity.generate(), ["/ip4/127.0.0.3/tcp/0"]) as answerer,
+        relay_node() as relay,
+        relayed_host("127.0.0.2", relay) as starter,
+        relayed_host("127.0.0.3", relay) as answerer,
     ):
-        await relay_between(answerer, starter)
-        starting = Puncher(starter, seen_at_its_port(starter), random.Random(seed))
-        answering = Puncher(answerer, seen_at_its_port(answerer), random.Random(-seed))
-        yield Pair(starter, answerer, starting, answering)
+        await meet(answerer.host, starter)
+        starting = Puncher(starter.host, seen_at_its_port(starter.host), random.Random(seed))
+        answering = Puncher(answerer.host, seen_at_its_port(answerer.host), random.Random(-seed))
+        yield Pair(starter.host, answerer.host, starting, answering, answerer.circuits)
 
 
 async def speaks(one: Host, other: Host) -> bool:
@@ -137,12 +146,14 @@ async def test_without_a_relayed_connection_there_is_nothing_to_agree_over() -> 
 
 async def test_a_peer_that_does_not_punch_is_told_in_words() -> None:
     async with (
-        open_host(Identity.generate(), ["/ip4/127.0.0.2/tcp/0"]) as starter,
-        open_host(Identity.generate(), ["/ip4/127.0.0.3/tcp/0"]) as other,
+        relay_node() as relay,
+        relayed_host("127.0.0.2", relay) as starter,
+        open_host(Identity.generate()) as other,
+        open_circuits(other),
     ):
-        await relay_between(other, starter)
+        await meet(other, starter)
         with trio.fail_after(20):
-            result = await Puncher(starter, seen_at_its_port(starter)).punch(other.peer_id)
+            result = await Puncher(starter.host, seen_at_its_port(starter.host)).punch(other.peer_id)
         assert result.path is None
         assert "does not speak /libp2p/dcutr" in result.reason
 
@@ -160,13 +171,11 @@ async def test_cancelling_leaves_no_dial_and_another_attempt_works() -> None:
 
 async def test_of_two_that_start_at_once_one_goes_on() -> None:
     async with pair() as hosts:
-        # Each has dialled the other over a relay.
-        hosts.starter.serve(ECHO, echo)
-        connection = await hosts.starter.connect(hosts.answerer.peer_id, hosts.answerer.listen_addresses())
-        connection.path = relayed(RELAY)
-        await trio.sleep(0.1)
-        for other in hosts.answerer.connections(hosts.starter.peer_id):
-            other.path = relayed(RELAY)
+        # Each has dialled the other over the relay.
+        await hosts.starter.connect(hosts.answerer.peer_id, hosts.answerer_circuits.addresses())
+        with trio.fail_after(5):
+            while not hosts.answering.starts(hosts.starter.peer_id):
+                await trio.sleep(0.01)
         results = []
 
         async def punch(puncher: Puncher, peer: Host) -> None:
