@@ -344,6 +344,25 @@ async def test_place_of_a_peer_that_left_makes_room_at_once() -> None:
             pass
 
 
+async def test_peer_that_opens_too_many_streams_is_refused() -> None:
+    async with relay_node(RelayLimits(circuits_per_peer=1)) as relay, hidden_node() as client:
+        await client.host.connect(relay.peer, relay.host.listen_addresses())
+        statuses = [(await ask(client.host, relay.peer, encode_hop(Reserve()))).status for _ in range(10)]
+        assert statuses == [Status.OK] * 9 + [Status.RESOURCE_LIMIT_EXCEEDED]
+
+
+async def test_dials_that_are_given_up_leave_nothing_at_the_relay() -> None:
+    async with relay_node() as relay, hidden_node(relay) as target, hidden_node() as client:
+        for number in range(30):
+            with trio.move_on_after(0.002 * number):
+                await client.open_echo(target)
+            await client.host.disconnect(target.peer)
+        with trio.fail_after(10):
+            while relay.circuits.relaying is None or relay.circuits.relaying.circuits:
+                await trio.sleep(0.01)
+        await echo_once(await client.open_echo(target))
+
+
 async def test_circuits_over_circuits_are_refused() -> None:
     async with relay_node() as relay, hidden_node(relay) as target, hidden_node() as client:
         target.circuits.relay(RelayLimits())
