@@ -14,12 +14,16 @@ from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.circuit.service import HostCircuits, open_circuits
 from shardp2p.host.host import Host, open_host
 from shardp2p.host.path import PUNCHED
+from shardp2p.host.punch.keeper import PunchKeeper
 from shardp2p.host.punch.mapping import Mapping
 from shardp2p.host.punch.messages import DCUTR, Connect, Sync, encode, receive
+from shardp2p.host.punch.observing import Observing
 from shardp2p.host.punch.puncher import Puncher, PunchResult
 from shardp2p.identity.keys import Identity
+from shardp2p.wire.protocols import SWARM
 from tests.process.host_peer import ECHO, echo
 from tests.support.circuits import Node, relay_node, wait_held
+from tests.support.seen import say_seen
 
 OBSERVER = ("127.0.0.9", 4001)
 
@@ -212,3 +216,38 @@ async def test_sync_before_connect_breaks_the_rules() -> None:
         await talk.send_all(encode(Sync()))
         with trio.fail_after(5), pytest.raises(PeerUnavailableError):
             await receive(talk)
+
+
+async def test_the_keeper_asks_where_we_are_seen_and_punches_by_itself() -> None:
+    async with (
+        relay_node() as relay,
+        relayed_host("127.0.0.2", relay) as one,
+        relayed_host("127.0.0.3", relay) as other,
+        trio.open_nursery() as nursery,
+    ):
+        relay.host.serve(SWARM, say_seen)
+        for node in (one, other):
+            mapping = Mapping()
+            nursery.start_soon(PunchKeeper(node.host, Puncher(node.host, mapping), mapping).run)
+            with trio.fail_after(10):
+                while mapping.current(trio.current_time()) != node.host.listen_endpoints():
+                    await trio.sleep(0.01)
+        await meet(other.host, one)
+        with trio.fail_after(20):
+            for host, peer in ((one.host, other.peer), (other.host, one.peer)):
+                while PUNCHED not in host.paths(peer):
+                    await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_connection_saw_is_forgotten_when_it_ends() -> None:
+    async with relay_node() as relay, relayed_host("127.0.0.2", relay) as one:
+        relay.host.serve(SWARM, say_seen)
+        mapping = Mapping()
+        observing = Observing(one.host, mapping)
+        await observing.refresh()
+        assert mapping.current(trio.current_time()) == one.host.listen_endpoints()
+        one.circuits.want(False)
+        await one.host.disconnect(relay.peer)
+        await observing.refresh()
+        assert mapping.current(trio.current_time()) == ()

@@ -22,20 +22,11 @@ from shardp2p.host.punch.puncher import Puncher
 from shardp2p.host.stream import HostStream
 from shardp2p.identity.keys import Identity
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.channel import open_channel
 from shardp2p.wire.protocols import SWARM
-from shardp2p.wire.seen import AskSeen, Seen
-from shardp2p.wire.stream import Stream
 from tests.process.host_peer import ECHO, echo
+from tests.support.seen import say_seen
 
 Fields = Map[str, str]
-
-
-async def say_seen(stream: Stream) -> None:
-    assert isinstance(stream, HostStream)
-    async with open_channel(stream, SWARM) as channel:
-        assert await channel.receive() == AskSeen()
-        await channel.send(Seen(*(stream.remote_address or ("", 0))))
 
 
 class PunchPeer:

@@ -54,14 +54,15 @@ class Observing:
         self._host = host
         self._mapping = mapping
         self._asked: dict[Muxer, float] = {}
+        self._observers: dict[Muxer, Endpoint] = {}
 
     async def refresh(self) -> None:
         """Ask those that are due, each within ASK_S, and forget what those saw whose connections ended."""
         now = trio.current_time()
         for connection in [one for one in self._asked if one.is_closed]:
             del self._asked[connection]
-            if (observer := connection.get_remote_address()) is not None:
-                self._mapping.forget(observer)
+            if connection in self._observers:
+                self._mapping.forget(self._observers.pop(connection))
         async with trio.open_nursery() as nursery:
             for peer in self._host.connected_peers():
                 for connection in self._host.connections(peer):
@@ -71,12 +72,13 @@ class Observing:
 
     async def _ask(self, connection: Muxer, peer: PeerId) -> None:
         observer = connection.get_remote_address()
-        assert connection.local_port is not None
+        if observer is None or connection.local_port is None:
+            return
         try:
             with trio.fail_after(ASK_S):
                 seen = await ask_seen(self._host, connection)
         except (PeerUnavailableError, RemoteProtocolError, trio.TooSlowError) as error:
             log.debug("not_observed", peer=peer, error=str(error))
             return
-        if observer is not None:
-            self._mapping.observe(connection.local_port, observer, seen, trio.current_time())
+        self._observers[connection] = observer
+        self._mapping.observe(connection.local_port, observer, seen, trio.current_time())
