@@ -19,8 +19,8 @@ MAX_RANGES = 4
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to use the memory. `relief` counts its layers that have 0, 1, … holders, below SPARED; `balance` its layers
-    by how many hold them, scarcest first. Both compare as tuples: more of the scarcest is better.
+    """A way to use the memory. `relief` counts its layers that have 0, 1, … holders, below what is spared; `balance`
+    its layers by how many hold them, scarcest first. Both compare as tuples: more of the scarcest is better.
     """
 
     start: int
@@ -34,34 +34,47 @@ class Option:
         return {layer for part in self.ranges for layer in range(part.start, part.stop)}
 
 
-def options(layers: int, width: int, held: Sequence[int]) -> list[Option]:
+def options(layers: int, width: int, held: Sequence[int], spared: int = SPARED) -> list[Option]:
     """Every run of layers on the circle; and the scarcest layers, wherever they are, when no run relieves as many.
 
-    `held` is how many peers hold each layer. `0 < width <= layers`.
+    `held` is how many peers hold each layer; those below `spared` count as scarce. `0 < width <= layers`.
     """
-    levels = sorted({*range(SPARED), *held})
+    levels = sorted({*range(spared), *held})
     is_at = np.array(held)[None, :] == np.array(levels)[:, None]
     sums = np.concatenate([np.zeros((len(levels), 1), dtype=np.intp), np.tile(is_at, 2).cumsum(axis=1)], axis=1)
     starts = layers if width < layers else 1
     by_level = (sums[:, width : width + starts] - sums[:, :starts]).T.tolist()
     found = [
-        Option(start, run_of(start, width, layers), tuple(counted[:SPARED]), tuple(counted))
+        Option(start, run_of(start, width, layers), tuple(counted[:spared]), tuple(counted))
         for start, counted in enumerate(by_level)
     ]
     scattered = scarcest(width, held)
-    if help_of(scattered, held) > max(option.relief for option in found):
+    if help_of(scattered, held, spared) > max(option.relief for option in found):
         counted = [sum(1 for layer in scattered if held[layer] == level) for level in levels]
-        found.append(Option(0, as_ranges(scattered), tuple(counted[:SPARED]), tuple(counted)))
+        found.append(Option(0, as_ranges(scattered), tuple(counted[:spared]), tuple(counted)))
     return found
 
 
-def help_of(taken: Iterable[int], held: Sequence[int]) -> tuple[int, ...]:
+def help_of(taken: Iterable[int], held: Sequence[int], spared: int = SPARED) -> tuple[int, ...]:
     """The relief that holding the layers `taken` is, beside what `held` counts."""
-    relief = [0] * SPARED
+    relief = [0] * spared
     for layer in taken:
-        if held[layer] < SPARED:
+        if held[layer] < spared:
             relief[held[layer]] += 1
     return tuple(relief)
+
+
+def allowed(held: Sequence[int], width: int = 0) -> int:
+    """How many holders every layer could have, were all memory that is used, and `width` layers more, dealt evenly.
+
+    On the circle peers could sit one after another, round and round: so it is the whole part of the mean.
+    """
+    return max(SPARED, (sum(held) + width) // len(held))
+
+
+def thin(held: Sequence[int], level: int) -> int:
+    """How many more holdings it takes until every layer has `level`."""
+    return sum(max(0, level - count) for count in held)
 
 
 def run_of(start: int, width: int, layers: int) -> tuple[LayerRange, ...]:

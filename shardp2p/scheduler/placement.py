@@ -16,7 +16,7 @@ import numpy as np
 
 from shardp2p.scheduler.holders import Holder, as_ranges, counts, missing_ranges, named
 from shardp2p.scheduler.joining import best_by_start, considered, laps_with
-from shardp2p.scheduler.options import SPARED, Option, options
+from shardp2p.scheduler.options import SPARED, Option, allowed, options, thin
 from shardp2p.scheduler.ring_cells import Delay
 from shardp2p.scheduler.ring_search import cheapest_ring
 from shardp2p.scheduler.topology import UNKNOWN_DELAY_S, Machine, ModelShape, Topology
@@ -63,11 +63,12 @@ def place(
         key=lambda holder: (holder.peer_id, holder.layers),
     )
     held = counts(layers, [holder.layers for holder in others])
-    found = [option for option in options(layers, width, held) if not barred & option.layers]
+    level = allowed(held, width)
+    found = [option for option in options(layers, width, held, level) if not barred & option.layers]
     if not found:
         return Placement((), "nothing", (f"no {width} layers in a row that it can hold",))
-    most = max(option.relief for option in found)
-    scarce = [option for option in found if option.relief == most]
+    most = max(option.relief[:SPARED] for option in found)
+    scarce = [option for option in found if option.relief[:SPARED] == most]
     laps, now_s = _laps(shape, joiner, others, topology)
     fastest = min(laps[option.start] for option in scarce)
     fast = [option for option in scarce if laps[option.start] * (1 - CLEARLY) <= fastest]
@@ -75,6 +76,7 @@ def place(
     best = max(
         fast,
         key=lambda option: (
+            -thin([count + (layer in option.layers) for layer, count in enumerate(held)], level),
             option.balance,
             len(has & option.layers),
             -len(option.ranges),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardp2p.scheduler.holders import Holder, counts, named
-from shardp2p.scheduler.options import SPARED, options
+from shardp2p.scheduler.options import SPARED, allowed, options, thin
 from shardp2p.scheduler.placement import Placement
 from shardp2p.scheduler.planning import PlanReport, plan
 from shardp2p.scheduler.reseating_path import Path, paths
@@ -130,10 +130,12 @@ class _Swarm:
         Where the best ring is slower on every whole way there, such a way is taken for a large gain alone.
         """
         ranges = ranges_by_peer(self._holders)
+        room = sum(len(seat) for seat in self._seats.values())
+        spared = min(SPARED, room // self._shape.layers)
         slowing: Path | None = None
         for path in paths(self._shape, target.stages, ranges, self._running):
             lap_s = self._lap_s(path.seats) if path.missed else target.lap_s
-            if not path.steps or lap_s >= self.lap_s * (1 - gain):
+            if not path.steps or lap_s >= self.lap_s * (1 - gain) or self._spared(path.seats) < spared:
                 continue
             if path.missed and slowing is not None and target.lap_s < lap_s * (1 - LARGE_GAIN):
                 continue
@@ -145,6 +147,10 @@ class _Swarm:
         if slowing is None or target.lap_s >= self.lap_s * (1 - LARGE_GAIN):
             return None
         return self._first(slowing, target.lap_s)
+
+    def _spared(self, seats: Mapping[PeerId, Ranges]) -> int:
+        """How many peers hold every layer."""
+        return min(counts(self._shape.layers, [part for parts in seats.values() for part in parts]))
 
     def _first(self, path: Path, lap_s: float) -> Move:
         step = path.steps[0]
@@ -163,17 +169,23 @@ class _Swarm:
         return slowest_s
 
     def spare(self, target: PlanReport) -> Move | None:
-        """The first in rank of the peers in no good ring that could help scarce layers by half of its memory."""
+        """The first in rank of the peers in no good ring that could help scarce layers by half of its memory.
+
+        Or bring every layer to as many holders as the memory allows.
+        """
         held = counts(self._shape.layers, [holder.layers for holder in self._holders])
-        if min(held) >= SPARED:
+        level = allowed(held)
+        if min(held) >= level:
             return None
         busy = self._running | {stage.peer_id for stage in target.stages}
         for peer in self._ranked(self._seats.keys() - busy):
             without, seat = self._held_without(peer), self._seats[peer]
             if min(without) == 0:
                 continue
-            best = max(options(self._shape.layers, len(seat), without), key=lambda one: (one.relief, one.balance))
-            if 2 * (_thin(held) - _thin(_with(without, best.layers))) >= len(seat):
+            found = options(self._shape.layers, len(seat), without, level)
+            best = min(found, key=lambda one: (thin(_with(without, one.layers), level), len(one.ranges), one.start))
+            left = thin(_with(without, best.layers), level)
+            if 2 * (thin(held, level) - left) >= len(seat) or left == 0:
                 reason = f"many hold its layers, and few hold {named(best.ranges)}"
                 return Move(peer, Placement(best.ranges, "redundancy", (reason,)))
         return None
@@ -193,11 +205,6 @@ class _Swarm:
     def _lap_s(self, seats: Mapping[PeerId, Ranges]) -> float:
         ring = self._ring([Holder(peer, part, self._speed[peer]) for peer, parts in seats.items() for part in parts])
         return ring.lap_s if ring is not None else float("inf")
-
-
-def _thin(held: Sequence[int]) -> int:
-    """How many more holdings it takes until every layer has SPARED."""
-    return sum(max(0, SPARED - count) for count in held)
 
 
 def _with(held: Sequence[int], layers: set[int]) -> list[int]:

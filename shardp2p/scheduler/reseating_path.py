@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardp2p.scheduler.holders import counts
-from shardp2p.scheduler.options import run_of
+from shardp2p.scheduler.options import SPARED, options, run_of, thin
 from shardp2p.scheduler.plan import Stage
 from shardp2p.scheduler.settling import rank
 from shardp2p.scheduler.target import Layers, Ranges, turnings, widened
@@ -103,7 +103,18 @@ class _Walk:
             if self._may_leave(peer):
                 held, now = self._without(peer), self._seats[peer]
                 return Step(peer, widened(self._arcs[peer], len(now), held, now))
-        return next(self._reliefs(waiting), None)
+        return next(self._reliefs(waiting), None) if waiting else next(self._mends(), None)
+
+    def _mends(self) -> Iterator[Step]:
+        """Once all sit: how peers without a seat in the plan go where layers are on too few."""
+        scarce = thin(self._held, SPARED)
+        if not scarce or sum(self._held) < SPARED * self._layers:
+            return
+        for peer in filter(self._may_leave, self._free):
+            held = self._without(peer)
+            best = max(options(self._layers, len(self._seats[peer]), held), key=lambda one: (one.relief, one.balance))
+            if thin([count + (layer in best.layers) for layer, count in enumerate(held)], SPARED) < scarce:
+                yield Step(peer, best.ranges)
 
     def _reliefs(self, waiting: Sequence[PeerId]) -> Iterator[Step]:
         """How a peer without a seat in the plan takes over most of what only one that waits holds."""

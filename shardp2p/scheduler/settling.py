@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from shardp2p.scheduler.holders import Holder, counts, missing_ranges, named
-from shardp2p.scheduler.options import Option, help_of, options
+from shardp2p.scheduler.options import Option, allowed, help_of, options
 from shardp2p.scheduler.placement import Placement
 from shardp2p.scheduler.topology import ModelShape
 from shardp2p.vocabulary import LayerRange, PeerId
@@ -102,12 +102,13 @@ def _claims(shape: ModelShape, holders: Sequence[Holder]) -> list[_Claim]:
 def _first_to_move(layers: int, settled: Sequence[LayerRange], claims: Sequence[_Claim]) -> tuple[int, Option | None]:
     """The first of `claims` that would help more elsewhere, given all others, and where."""
     everything = counts(layers, [*settled, *(part for claim in claims for part in claim.ranges)])
+    level = allowed(everything)
     for at, claim in enumerate(claims):
         held = list(everything)
         for layer in claim.layers:
             held[layer] -= 1
-        found = options(layers, len(claim.layers), held)
+        found = options(layers, len(claim.layers), held, level)
         best = max(found, key=lambda one: (one.relief, one.balance, -len(one.ranges), -one.start))
-        if best.relief > help_of(claim.layers, held):
+        if best.relief > help_of(claim.layers, held, level):
             return at, best
     return 0, None

@@ -105,14 +105,14 @@ def test_joiners_one_by_one_hold_every_layer_as_often_as_their_memory_allows(see
     layers = draw.choice((6, 12, 24))
     held: list[Holder] = []
     capacity = 0
-    for number in range(draw.randint(3, 9)):
+    for number in range(draw.randint(3, 14)):
         fits = draw.randint(1, layers)
         capacity += fits
         placement = place(shape(layers), Machine(PeerId(f"p{number}"), fits, 0.01), held, NOWHERE)
         assert sum(map(len, placement.ranges)) == fits
         assert len(placement.ranges) <= MAX_RANGES
         held += [holder(f"p{number}", str(part)) for part in placement.ranges]
-        assert min(counts(layers, [one.layers for one in held])) >= min(capacity // layers, SPARED)
+        assert min(counts(layers, [one.layers for one in held])) >= capacity // layers
 
 
 @given(st.permutations(range(5)))

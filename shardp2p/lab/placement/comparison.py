@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Any
 
 from shardp2p.lab.placement.baselines import BASELINES
@@ -40,6 +40,9 @@ NOISY_ROUNDS = 5
 MOVES_AT_MOST = 2
 """Moves of each peer after a newcomer: a move helps the ring or scarce layers, so that they end long before."""
 
+JOINERS_AT_MOST = 1.15
+"""What joiners that place themselves may make of the central plan's lap."""
+
 Report = Callable[[int, int], None]
 
 
@@ -64,6 +67,8 @@ class Ratios:
             "hundred_ratio_max": max(self.hundred, default=None),
             "joiners_ratio_p50": median(self.joiners) if self.joiners else None,
             "joiners_ratio_max": max(self.joiners, default=None),
+            "joiners_ratio_p99": quantiles(self.joiners, n=100, method="inclusive")[98] if self.joiners[1:] else None,
+            "joiners_above_share": mean(ratio > JOINERS_AT_MOST for ratio in self.joiners) if self.joiners else None,
             "joiners_moves_per_join": mean(self.moves_per_join) if self.moves_per_join else None,
             "moves_under_noise": self.moves,
             "baselines": {name: median(ratios) for name, ratios in self.baselines.items() if ratios},
