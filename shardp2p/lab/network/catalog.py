@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Final
 
 from shardp2p.errors import ConfigError
 from shardp2p.lab.network.description import Description
-from shardp2p.lab.network.reading import MAX_BYTES, parse_description
+from shardp2p.lab.network.reading import parse_description
 
-_FOLDERS = ("profiles", "networks")
+MAX_BYTES: Final = 1 << 20
+"""Of a file that describes a network; the shipped ones have some hundreds."""
+
+_FOLDERS: Final = ("profiles", "networks")
 
 
 def shipped_networks() -> dict[str, Description]:

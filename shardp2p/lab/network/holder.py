@@ -39,9 +39,9 @@ class Holder:
         self._log = log
         self._is_asking = trio.Lock()
 
-    async def begin(self, description: Description, seed: int) -> None:
-        """Build the network. Raises: ConfigError, why it cannot be built here."""
-        answer, _ = await self._ask({"description": description_to_json(description), "seed": seed, "mark": self.mark})
+    async def wait_built(self) -> None:
+        """Wait until the network is there. Raises: ConfigError, why it cannot be built here."""
+        answer, _ = await self._ask(None)
         if "error" in answer:
             raise ConfigError(answer["error"])
         self.namespaces = answer["namespaces"]
@@ -57,12 +57,13 @@ class Holder:
         _, descriptors = await self._ask({"do": "socket", "with": [host, kind]})
         return socket.socket(fileno=descriptors[0])
 
-    async def _ask(self, order: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
+    async def _ask(self, order: Mapping[str, object] | None) -> tuple[dict[str, Any], list[int]]:
         # An answer that nobody waited for would be taken for that to the next order: hence the shield.
         async with self._is_asking:
             with trio.CancelScope(shield=True), trio.move_on_after(ANSWER_S) as scope:
                 try:
-                    self._control.send(json.dumps(order, ensure_ascii=False).encode())
+                    if order is not None:
+                        self._control.send(json.dumps(order).encode())
                     await trio.lowlevel.wait_readable(self._control)
                     said, descriptors, _, _ = socket.recv_fds(self._control, _MAX_ANSWER_BYTES, 1)
                 except ConnectionError:
@@ -102,19 +103,22 @@ async def open_holder(description: Description, seed: int) -> AsyncIterator[Hold
     await trio.to_thread.run_sync(end_orphans)
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.setblocking(False)
-    with tempfile.TemporaryFile() as log:
+    mark = new_mark()
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as text:
+        text.write(description_to_json(description).encode())
+        text.seek(0)
         with theirs, trio.CancelScope(shield=True):  # a moment; a process that nobody knows of would stay
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", "shardp2p.lab.network.wan", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-m", "shardp2p.lab.network.wan", str(theirs.fileno()), str(seed), mark],
+                stdin=text,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 process_group=0,
             )
-        holder = Holder(process, control, log, new_mark())
+        holder = Holder(process, control, log, mark)
         try:
-            await holder.begin(description, seed)
+            await holder.wait_built()
             yield holder
         finally:
             with trio.CancelScope(shield=True):  # bounded by ENDING_S

@@ -46,7 +46,8 @@ class Internet:
         self._sites = self._places.sites
         self._up: dict[str, Line] = {}
         self._down: dict[str, Line] = {}
-        for site in {description.site(name) for name in (*description.hosts, *description.routers)}:
+        self._site_of = {name: description.site(name) for name in (*description.hosts, *description.routers)}
+        for site in set(self._site_of.values()):
             link = description.link_of(site)
             self._up[site] = Line(link.up_mbit_s, link.queue_ms / 1e3)
             self._down[site] = Line(link.down_mbit_s, link.queue_ms / 1e3)
@@ -107,7 +108,7 @@ class Internet:
 
     def _is_too_big(self, now: float, port: str, name: str, data: bytes, packet: Packet) -> bool:
         """Whether the packet does not fit the path; its sender hears so (RFC 1191), from its side of any router."""
-        source, destination = self._description.site(name), self._sites.get(packet.destination)
+        source, destination = self._site_of[name], self._sites.get(packet.destination)
         if destination is None or destination == source:
             return False
         mtu = self._path(source, destination).mtu

@@ -77,6 +77,12 @@ class _Node:
 class LabHost(_Node):
     """A host."""
 
+    async def start_peer(
+        self, arguments: Sequence[str], *, name: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> Child:
+        """Start `shardp2p` with these arguments inside, forked where that can be (`Children.start_peer`)."""
+        return await self._children.start_peer(name or self.name, arguments, environment, self.namespaces)
+
     async def open_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> trio.socket.SocketType:
         """A socket inside, for a test that needs no process there."""
         return trio.socket.from_stdlib_socket(await self.open_stdlib_socket(kind))

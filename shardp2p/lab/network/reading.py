@@ -20,9 +20,6 @@ from shardp2p.lab.network.nat import NAT_KINDS
 MAX_NODES: Final = 128
 """Hosts and routers: each has a descriptor, and select() takes 1024 of them."""
 
-MAX_BYTES: Final = 1 << 16
-"""Of a description: the shipped ones have some hundreds, and a message on a Unix socket takes twice that."""
-
 _OF_BENCHMARKS: Final = (
     "layers",
     "hidden_size",
@@ -36,8 +33,6 @@ _OF_BENCHMARKS: Final = (
 
 def parse_description(text: str | bytes) -> Description:
     """The network that a JSON text describes. Raises: ConfigError, one line that names the bad value."""
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"the network has more than {MAX_BYTES} bytes; describe a smaller one")
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as error:

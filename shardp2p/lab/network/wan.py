@@ -36,10 +36,10 @@ from shardp2p.lab.network.namespaces import (
     run_ip,
     wake_punctually,
 )
-from shardp2p.lab.network.reading import MAX_BYTES, parse_description
+from shardp2p.lab.network.reading import parse_description
 
-MAX_MESSAGE_BYTES: Final = 2 * MAX_BYTES
-"""The first message has a description in it, as text in a text."""
+MAX_MESSAGE_BYTES: Final = 4096
+"""Of an order: a few names."""
 
 PASSING_S: Final = 0.0002
 """What waking up for a packet, writing it and waking its reader takes at the least: taken off every delay."""
@@ -59,16 +59,13 @@ class Built:
 
 
 def main() -> None:
-    """Serve the owner at the other end of the socket whose descriptor is the first argument."""
+    """Serve the owner at the other end of a socket. Arguments: its descriptor, seed, mark; stdin: the description."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the owner ends us, after its processes
     control = socket.socket(fileno=int(sys.argv[1]))
-    first = control.recv(MAX_MESSAGE_BYTES)
-    if not first:
-        return
-    order = json.loads(first)
+    seed, mark = int(sys.argv[2]), sys.argv[3]
     try:
-        description = parse_description(order["description"])
+        description = parse_description(sys.stdin.buffer.read())
         addresses = plan_addresses(description)
         built = _build(description, addresses)
     except ConfigError as error:
@@ -79,9 +76,9 @@ def main() -> None:
     gc.disable()  # nothing here makes circles, and a collection is a pause that everybody's round trips would have
     wake_punctually()
     try:
-        _serve(control, Internet(description, addresses, random.Random(order["seed"]).random), built)
+        _serve(control, Internet(description, addresses, random.Random(seed).random), built)
     finally:
-        end_marked(order["mark"])
+        end_marked(mark)
 
 
 def _build(description: Description, addresses: Addresses) -> Built:
