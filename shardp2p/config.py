@@ -9,6 +9,9 @@ in between. The file is `--config FILE`, or config.toml in the user's configurat
     model = "smollm2"
     layers = "0:15"
     listen = ["/ip4/127.0.0.1/tcp/4001"]
+
+    [relay]
+    bytes_per_s = 4000000
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, TypeVar, cast, get_args
 
 import platformdirs
 
@@ -28,6 +31,8 @@ from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import DType, LayerRange, ModelId, parse_bytes, parse_region
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+RelayMode = Literal["auto", "on", "off"]
+"""Whether a peer relays for others: where anybody can dial it, always, never."""
 
 COMPUTE_DEFAULTS: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
 """What `prepare_compute` sets."""
@@ -57,7 +62,7 @@ class UpSettings:
 
     model: ModelId | None = None
     layers: LayerRange | None = None
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen: tuple[str, ...] | None = None
     peers: tuple[str, ...] = ()
     announce: tuple[str, ...] = ()
     dtype: DType = "float32"
@@ -66,6 +71,7 @@ class UpSettings:
     cache_rows: int = 16384
     memory_bytes: int | None = None
     region: str = ""
+    relay: RelayMode = "auto"
     identity: Path | None = None
 
     def __post_init__(self) -> None:
@@ -77,12 +83,18 @@ class UpSettings:
             raise ConfigError(f"threads is {self.threads}; it must be between 0 (torch decides) and 1024")
         if not 1 <= self.cache_rows < 2**31:
             raise ConfigError(f"cache_rows is {self.cache_rows}; it must be at least 1, for all requests together")
-        if not self.listen:
+        if self.relay not in get_args(RelayMode):
+            raise ConfigError(f"relay is {self.relay!r}; it must be one of {', '.join(get_args(RelayMode))}")
+        if self.listen == ():
             raise ConfigError("listen is empty; name at least one multiaddr, for example /ip4/127.0.0.1/tcp/0")
-        for name, addresses in (("listen", self.listen), ("peers", self.peers), ("announce", self.announce)):
+        for name, addresses in (("listen", self.listen or ()), ("peers", self.peers), ("announce", self.announce)):
             for address in addresses:
                 if not address.startswith("/"):
                     raise ConfigError(f"{name} has {address!r}; a multiaddr looks like /ip4/127.0.0.1/tcp/4001")
+
+    def listen_addresses(self, *, in_swarm: bool) -> tuple[str, ...]:
+        """Where to listen: as was said, else on every interface for a swarm, and for this machine alone without one."""
+        return self.listen or ("/ip4/0.0.0.0/tcp/0" if in_swarm else "/ip4/127.0.0.1/tcp/0",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +127,22 @@ class RelayLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ReachSettings:
+    """How others reach a peer, and how it helps them to be reached. `announce` are multiaddrs that the user knows."""
+
+    announce: tuple[str, ...] = ()
+    relay: RelayMode = "auto"
+    limits: RelayLimits = field(default_factory=RelayLimits)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set, read once and passed down in parts."""
 
     paths: Paths
     log_level: LogLevel = "info"
     up: UpSettings = field(default_factory=UpSettings)
+    relay: RelayLimits = field(default_factory=RelayLimits)
 
     def __post_init__(self) -> None:
         if self.log_level not in get_args(LogLevel):
@@ -160,7 +182,7 @@ def load_settings(file: Path | None = None, *, data_dir: Path | None = None) -> 
     """
     path = file or platformdirs.user_config_path("shardp2p") / "config.toml"
     top = _Table(_read_toml(path, may_be_absent=file is None), path)
-    up = top.table("up")
+    up, relay = top.table("up"), top.table("relay")
     file_data_dir = top.path("data_dir")
     paths = default_paths(data_dir or file_data_dir)
     try:
@@ -168,12 +190,14 @@ def load_settings(file: Path | None = None, *, data_dir: Path | None = None) -> 
             paths=paths,
             log_level=cast(LogLevel, top.text("log_level", "info")),
             up=_up_settings(up),
+            relay=_relay_limits(relay),
         )
     except ConfigError as error:
         if str(path) in error.message:
             raise
         raise ConfigError(f"{path}: {error.message}") from error
     up.refuse_unknown_keys()
+    relay.refuse_unknown_keys()
     top.refuse_unknown_keys()
     return settings
 
@@ -229,7 +253,22 @@ def _up_settings(table: _Table) -> UpSettings:
         cache_rows=table.number("cache_rows", defaults.cache_rows),
         memory_bytes=parse_bytes(memory) if memory else None,
         region=parse_region(table.text("region", "")),
+        relay=cast(RelayMode, table.text("relay", defaults.relay)),
         identity=table.path("identity"),
+    )
+
+
+def _relay_limits(table: _Table) -> RelayLimits:
+    defaults = RelayLimits()
+    return RelayLimits(
+        reservations=table.number("reservations", defaults.reservations),
+        reservations_per_network=table.number("reservations_per_network", defaults.reservations_per_network),
+        reservation_s=table.number("reservation_s", int(defaults.reservation_s)),
+        circuits=table.number("circuits", defaults.circuits),
+        circuits_per_peer=table.number("circuits_per_peer", defaults.circuits_per_peer),
+        circuit_bytes=table.number("circuit_bytes", defaults.circuit_bytes),
+        circuit_s=table.number("circuit_s", int(defaults.circuit_s)),
+        bytes_per_s=table.number("bytes_per_s", defaults.bytes_per_s),
     )
 
 
@@ -244,6 +283,9 @@ def _read_toml(path: Path, *, may_be_absent: bool) -> dict[str, object]:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+_Texts = TypeVar("_Texts", tuple[str, ...], None, tuple[str, ...] | None)
 
 
 class _Table:
@@ -269,8 +311,10 @@ class _Table:
             self._refuse(key, "a whole number")
         return value
 
-    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        value = self._take(key, list(default))
+    def texts(self, key: str, default: _Texts) -> tuple[str, ...] | _Texts:
+        value = self._take(key, default)
+        if value is default:
+            return default
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             self._refuse(key, "a list of texts")
         return tuple(value)

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 import trio
 
+from shardp2p.config import ReachSettings
 from shardp2p.errors import ConfigError, IntegrityError, PeerUnavailableError, RemoteProtocolError, ShardError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.dht import Directory, open_directory
@@ -29,6 +30,7 @@ from shardp2p.swarm.admission import USES, watch_membership
 from shardp2p.swarm.blame import FORBIDDEN
 from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
+from shardp2p.swarm.paths import Paths, open_paths
 from shardp2p.swarm.probes import Prober
 from shardp2p.swarm.publisher import Coverage
 from shardp2p.swarm.reachable import Reachable
@@ -74,7 +76,9 @@ class Member:
         gossip: GossipService,
         directory: Directory,
         bootstrap: Sequence[PeerAddress],
-        announce: Sequence[str] = (),
+        reachable: Reachable,
+        links: Links,
+        paths: Paths,
     ) -> None:
         self.node = Node(host)
         self.swarm: SwarmId = joined.swarm
@@ -83,14 +87,16 @@ class Member:
         """Whether a peer's role lets it hold layers."""
         self.gossip = gossip
         self.directory = directory
-        self.links = Links(host.peer_id)
+        self.links = links
         self.bootstrap = tuple(bootstrap)
         self.refused = trio.Event()
         """Set when the swarm does not admit us any more."""
         self.ring_peers: frozenset[PeerId] = frozenset()
         """Peers next to us in rings: their links are measured first."""
-        self.reachable = Reachable(host, self.live, declared=announce)
+        self.reachable = reachable
         """How others reach us, and from which of their addresses we reach them."""
+        self.paths = paths
+        """Relays and holes, and what moves between them."""
         self._host = host
         self._prober = Prober(
             host,
@@ -221,6 +227,7 @@ class Member:
         """Start everything in `nursery`."""
         await nursery.start(self.gossip.run)
         nursery.start_soon(self._prober.run)
+        nursery.start_soon(self.paths.run)
         nursery.start_soon(self._bootstrap)
         if serves:
             nursery.start_soon(self.reachable.run)
@@ -251,6 +258,7 @@ class Member:
         seen = -1
         while True:
             own = self.gossip.own
+            self.directory.answer_others(self.paths.answers_directory)
             if own is not None:
                 wanted = {self.swarm, *(f"{self.swarm}/{held.model_digest}" for held in own.held)}
                 for topic in topics - wanted:
@@ -289,14 +297,13 @@ async def open_member(
     *,
     peers: Sequence[str] = (),
     kept: JoinedSwarms | None = None,
-    announce: Sequence[str] = (),
+    reach: ReachSettings | None = None,
     is_listener: bool = False,
 ) -> AsyncIterator[Member]:
     """Be a peer of the swarm `joined` until the context is left, which tells the others.
 
     `peers` are multiaddrs beside those that came with the token. A listener, as a client for one request, says nothing
-    of itself; without `listen` addresses nobody can dial us. `announce` are addresses at which others reach us, as the
-    user knows.
+    of itself; without `listen` addresses nobody can dial us.
     Raises: ConfigError for an address that is malformed, or a membership that has ended.
     """
     if joined.membership is not None and (refusal := joined.membership.own_refusal(time.time())):
@@ -323,8 +330,13 @@ async def open_member(
             may_hold=joined.may_hold,
         )
         serves = bool(listen) and not is_listener
-        async with open_directory(host, "shardp2p", sequence, is_server=serves) as directory:
-            member = Member(host, joined, gossip, directory, bootstrap, announce)
+        reach, links = reach or ReachSettings(), Links(host.peer_id)
+        reachable = Reachable(host, gossip.live, declared=reach.announce)
+        async with (
+            open_paths(host, reachable, links, gossip.live, reach) as paths,
+            open_directory(host, "shardp2p", sequence, is_server=serves) as directory,
+        ):
+            member = Member(host, joined, gossip, directory, bootstrap, reachable, links, paths)
             with single_errors():
                 async with trio.open_nursery() as nursery:
                     await member.run(joined, kept, nursery, serves=serves)

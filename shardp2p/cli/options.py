@@ -37,7 +37,11 @@ Model = Annotated[str | None, Option("--model", help="A model in the store, or a
 Layers = Annotated[str | None, Option("--layers", metavar="A:B", help="Layers to serve, B excluded.")]
 Listen = Annotated[
     list[str] | None,
-    Option("--listen", metavar="MULTIADDR", help="Where to listen. Default: this machine only, any port."),
+    Option(
+        "--listen",
+        metavar="MULTIADDR",
+        help="Where to listen. Default: any port, on all interfaces in a swarm, else for this machine only.",
+    ),
 ]
 Announce = Annotated[
     list[str] | None,
@@ -45,6 +49,12 @@ Announce = Annotated[
         "--announce",
         metavar="MULTIADDR",
         help="Where others reach this machine, as a port that its router forwards; repeat for more.",
+    ),
+]
+Relay = Annotated[
+    str | None,
+    Option(
+        "--relay", metavar="auto|on|off", help="Pass on the bytes of peers that cannot be dialled; auto: if we can."
     ),
 ]
 DTypeName = Annotated[

@@ -17,7 +17,7 @@ from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.cli.up_swarm import InSwarm, find_swarm, make_offer, serve_in_swarm
-from shardp2p.config import Paths, UpSettings, load_settings, prepare_compute, with_flags
+from shardp2p.config import Paths, RelayLimits, UpSettings, load_settings, prepare_compute, with_flags
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import LayerRange, ModelId, parse_bytes, parse_region
@@ -57,6 +57,7 @@ def up(
     layers: options.Layers = None,
     listen: options.Listen = None,
     announce: options.Announce = None,
+    relay: options.Relay = None,
     dtype: options.DTypeName = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -81,6 +82,7 @@ def up(
         layers=LayerRange.parse(layers) if layers else None,
         listen=listen,
         announce=announce,
+        relay=relay,
         dtype=dtype,
         device=device,
         threads=threads,
@@ -91,7 +93,7 @@ def up(
         identity=identity,
     )
     configure_logging(log_level or everything.log_level)
-    _start(settings, everything.paths, _Manner(join, once, as_json, exit_on_stdin_close))
+    _start(settings, everything.relay, everything.paths, _Manner(join, once, as_json, exit_on_stdin_close))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class _Manner:
     ends_with_stdin: bool
 
 
-def _start(settings: UpSettings, paths: Paths, manner: _Manner) -> None:
+def _start(settings: UpSettings, limits: RelayLimits, paths: Paths, manner: _Manner) -> None:
     """Be the peer that the settings describe, in a swarm where there is one to be in."""
     prepare_compute()
     from shardp2p.identity.keys import hold, load_or_create
@@ -114,7 +116,7 @@ def _start(settings: UpSettings, paths: Paths, manner: _Manner) -> None:
         key = load_or_create(key_file)
         if (found := find_swarm(manner.join, key, paths, serves=True)) is not None:
             offer = make_offer(settings, paths)
-            start = InSwarm(*found, offer, settings, paths, is_once=manner.is_once, as_json=manner.as_json)
+            start = InSwarm(*found, offer, settings, limits, paths, is_once=manner.is_once, as_json=manner.as_json)
             watch_stdin = _end_with_stdin if manner.ends_with_stdin else None
             interrupts.run(partial(serve_in_swarm, key, start, watch_stdin))
             return
@@ -134,8 +136,10 @@ def _require_alone(settings: UpSettings) -> ModelId:
         )
     if settings.model is None:
         raise ConfigError("name a model with --model; `shardp2p model list` shows those on this machine")
-    if settings.peers or settings.announce or settings.memory_bytes is not None:
-        raise ConfigError("--peer, --announce and --memory are for a peer of a swarm; join one with --join TOKEN|FILE")
+    if settings.peers or settings.announce or settings.relay != "auto" or settings.memory_bytes is not None:
+        raise ConfigError(
+            "--peer, --announce, --relay and --memory are for a peer of a swarm; join one with --join TOKEN|FILE"
+        )
     return settings.model
 
 
@@ -159,7 +163,10 @@ async def _serve(identity: Identity, serving: Serving, show: Callable[[Serving, 
     with quick_imports():
         from shardp2p.node import open_node
 
-    async with open_node(identity, serving.settings.listen) as node, trio.open_nursery() as nursery:
+    async with (
+        open_node(identity, serving.settings.listen_addresses(in_swarm=False)) as node,
+        trio.open_nursery() as nursery,
+    ):
         if serving.ends_with_stdin:
             nursery.start_soon(_end_with_stdin)
         await _import_runtime()

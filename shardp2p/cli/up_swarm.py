@@ -14,7 +14,7 @@ from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import note, write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
-from shardp2p.config import Paths, UpSettings
+from shardp2p.config import Paths, ReachSettings, RelayLimits, UpSettings
 from shardp2p.errors import ConfigError
 from shardp2p.weights.store import ModelStore, StoredModel
 
@@ -40,6 +40,7 @@ class InSwarm:
     kept: JoinedSwarms
     offer: Offer
     settings: UpSettings
+    limits: RelayLimits
     paths: Paths
     is_once: bool
     as_json: bool
@@ -151,9 +152,9 @@ async def serve_in_swarm(identity: Identity, start: InSwarm, watch_stdin: Callab
         from shardp2p.member import open_member
 
     settings = start.settings
-    member_of = open_member(
-        identity, start.joined, settings.listen, peers=settings.peers, kept=start.kept, announce=settings.announce
-    )
+    reach = ReachSettings(settings.announce, settings.relay, start.limits)
+    listen = settings.listen_addresses(in_swarm=True)
+    member_of = open_member(identity, start.joined, listen, peers=settings.peers, kept=start.kept, reach=reach)
     async with member_of as member, trio.open_nursery() as nursery:
         keeper = Keeper(member, start.offer, is_owner=start.is_owner)
         with interrupts.ending(nursery.cancel_scope):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import trio
 from libp2p.abc import INetConn
@@ -40,6 +40,9 @@ HEAD_START_S: Final = 0.25
 """How long straight addresses have before relays are tried beside them: as in RFC 8305."""
 
 
+Ways = Literal["any", "straight", "relayed"]
+
+
 class AddressError(Exception):
     """The plain reason why one address failed."""
 
@@ -59,11 +62,12 @@ async def dial(
     circuits: Circuits | None = None,
     sources: Sequence[Endpoint] = (),
     standing: Standing | None = None,
+    ways: Ways = "any",
 ) -> INetConn:
     """A new connection to `peer` at the first of `addresses` where it answers; a relay is asked a moment later.
 
     It leaves from one of `sources`, the endpoints that we listen on, where that is possible. Who knows where it stands
-    leaves out what cannot work from there, and tries the rest in the order of announcing.py.
+    leaves out what cannot work from there, and tries the rest in the order of announcing.py, of both `ways` or one.
     Raises: PeerUnavailableError with each address and why it failed; ConfigError for a malformed address.
     """
     parsed = [_address_of(peer, text) for text in addresses]
@@ -74,6 +78,8 @@ async def dial(
             f"cannot reach peer {peer}: it is in another network and tells only addresses inside that, "
             f"{', '.join(addresses[:SHOWN])}; it needs a relay"
         )
+    if ways != "any" and not (parsed := [at for at in parsed if _way_of(at) == ways]):
+        raise PeerUnavailableError(f"cannot reach peer {peer}: none of its addresses is {ways}")
     straight = [(at, partial(_dial_address, swarm, peer, at, sources)) for at in parsed if isinstance(at, TcpAddress)]
     over_relays = [
         (at, partial(_dial_circuit, swarm, peer, at, circuits)) for at in parsed if isinstance(at, CircuitAddress)
@@ -125,6 +131,10 @@ async def _try_each(
             nursery.start_soon(try_one, address, try_it, is_done)
             with trio.move_on_after(NEXT_S):
                 await is_done.wait()
+
+
+def _way_of(address: Address) -> Ways:
+    return "relayed" if isinstance(address, CircuitAddress) else "straight"
 
 
 def _address_of(peer: PeerId, text: str) -> Address:

@@ -27,7 +27,7 @@ from shardp2p.host.addresses import Endpoint, dialable_addresses, parse_listen_a
 from shardp2p.host.announcing import Standing
 from shardp2p.host.carry.carrier import Carrier
 from shardp2p.host.dial_back import dial_back
-from shardp2p.host.dialer import Circuits, dial, upgrade
+from shardp2p.host.dialer import Circuits, Ways, dial, upgrade
 from shardp2p.host.failures import HANDSHAKE_FAILURES, NEGOTIATION_FAILURES, single_errors
 from shardp2p.host.libp2p_host import make_libp2p_host, swarm_of
 from shardp2p.host.muxed_stream import MuxedStream
@@ -183,14 +183,17 @@ class Host:
     def _connection(self, peer: PeerId) -> Muxer | None:
         return next(iter(self.connections(peer)), None)
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str], *, from_listen_port: bool = False) -> Muxer:
+    async def connect(
+        self, peer: PeerId, addresses: Sequence[str], *, ways: Ways = "any", from_listen_port: bool = False
+    ) -> Muxer:
         """A new connection to `peer`, beside those that live. Raises: PeerUnavailableError, ConfigError, as above.
 
         `from_listen_port` is for relays and peers that are asked what they see: they see the mapping that others can
         punch. From elsewhere it would occupy the very way that a punch takes.
         """
         sources = self.listen_endpoints() if from_listen_port else ()
-        return self._welcome(_muxer_of(await dial(self._swarm, peer, addresses, self.circuits, sources, self.standing)))
+        dialled = await dial(self._swarm, peer, addresses, self.circuits, sources, self.standing, ways)
+        return self._welcome(_muxer_of(dialled))
 
     @contextmanager
     def expecting(self, remotes: Iterable[Endpoint], upgrade: Upgrade) -> Iterator[None]:

@@ -22,7 +22,7 @@ from shardp2p.host import frames
 from shardp2p.host.carry.ledger import Ledger
 from shardp2p.host.frames import Frame, encode_control
 from shardp2p.host.link import GOODBYE as GOODBYE
-from shardp2p.host.link import GOODBYE_S, Link, close_wire
+from shardp2p.host.link import GOODBYE_S, Link
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.path import DIRECT, Path, upgrading_path
 from shardp2p.host.vigil import PING_INTERVAL_S
@@ -91,6 +91,11 @@ class Muxer(IMuxedConn):
         """The connection that carries this one, if it has moved."""
         wire = self.link.wire
         return wire.muxed_conn if isinstance(wire, MuxedStream) else None
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether it is in use."""
+        return bool(self._streams)
 
     @property
     def carriers(self) -> int:
@@ -194,7 +199,7 @@ class Muxer(IMuxedConn):
 
     async def _cut(self, reason: str) -> None:
         self.link.fail(reason)
-        await close_wire(self.link.wire or self.secured_conn)
+        await self.link.close()
         self.event_closed.set()
 
     # What streams need.

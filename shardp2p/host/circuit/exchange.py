@@ -60,9 +60,11 @@ def over_direct_connection(stream: Stream) -> HostStream:
     return stream
 
 
-def direct_connection(host: Host, peer: PeerId) -> Muxer | None:
-    """The newest live connection to `peer` that no relay carries."""
-    return next((muxer for muxer in host.connections(peer) if muxer.path.is_direct), None)
+def direct_connection(host: Host, peer: PeerId, *, from_listen_port: bool = False) -> Muxer | None:
+    """The newest live connection to `peer` that no relay carries; one that left from a port that we listen on."""
+    ports = {port for _, port in host.listen_endpoints()} if from_listen_port else set()
+    straight = (muxer for muxer in host.connections(peer) if muxer.path.is_direct)
+    return next((muxer for muxer in straight if not ports or muxer.local_port in ports), None)
 
 
 async def open_over(muxer: Muxer, peer: PeerId, protocol: str) -> HostStream:
@@ -80,27 +82,29 @@ class RelayLinks:
         self._host = host
         self._dialling: dict[PeerId, trio.Lock] = {}
 
-    async def open_stream(self, relay: PeerId, protocol: str, addresses: Sequence[str]) -> HostStream:
+    async def open_stream(
+        self, relay: PeerId, protocol: str, addresses: Sequence[str], *, from_listen_port: bool = False
+    ) -> HostStream:
         """A stream to `relay` over a live direct connection, else by dialling.
 
+        One over a connection `from_listen_port`, if we listen, has the relay see the mapping that others can punch.
         Raises: PeerUnavailableError, ConfigError.
         """
-        muxer = await self._connection(relay, addresses)
+        muxer = await self._connection(relay, addresses, from_listen_port)
         try:
             return await open_over(muxer, relay, protocol)
         except PeerUnavailableError:
             if muxer.failure != GOODBYE:
                 raise
         # The relay closed a connection that it had long not used, in the moment in which we wanted it.
-        return await open_over(await self._connection(relay, addresses), relay, protocol)
+        return await open_over(await self._connection(relay, addresses, from_listen_port), relay, protocol)
 
-    async def _connection(self, relay: PeerId, addresses: Sequence[str]) -> Muxer:
+    async def _connection(self, relay: PeerId, addresses: Sequence[str], from_listen_port: bool) -> Muxer:
         lock = self._dialling.setdefault(relay, trio.Lock())
         try:
             async with lock:
-                return direct_connection(self._host, relay) or await self._host.connect(
-                    relay, addresses, from_listen_port=True
-                )
+                found = direct_connection(self._host, relay, from_listen_port=from_listen_port)
+                return found or await self._host.connect(relay, addresses, from_listen_port=True)
         finally:
             if not lock.locked():
                 self._dialling.pop(relay, None)

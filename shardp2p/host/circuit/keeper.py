@@ -83,7 +83,7 @@ class Keeper:
         stream: HostStream | None = None
         try:
             with trio.fail_after(ASK_S):
-                stream = await self._links.open_stream(candidate.peer, HOP, candidate.addresses)
+                stream = await self._links.open_stream(candidate.peer, HOP, candidate.addresses, from_listen_port=True)
                 lifetime_s = await _reserve(stream)
             while True:
                 self._keeping.reserved(candidate.peer, trio.current_time())

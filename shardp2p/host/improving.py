@@ -1,0 +1,132 @@
+"""Gets connections off relays: dials straight where that has become possible, and has what is open follow.
+
+Holes are punched by punch/keeper.py; a straight connection that comes of it is used here like any other. When the path
+of a connection dies, whoever carries it asks here for another.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+import trio
+
+from shardp2p.errors import ConfigError, PeerUnavailableError
+from shardp2p.host.addresses import Address, CircuitAddress, parse_address
+from shardp2p.host.announcing import dialable_from
+from shardp2p.host.dialer import Ways
+from shardp2p.host.host import Host
+from shardp2p.host.muxer import Muxer
+from shardp2p.host.peer_ids import peer_of
+from shardp2p.host.punch.schedule import Circumstances, Schedule
+from shardp2p.vocabulary import PeerId
+
+LOOK_S: Final = 0.25
+"""How often to look for connections that have a better path."""
+DIAL_S: Final = 8.0
+"""For all the straight addresses of a peer together."""
+MOVE_AGAIN_S: Final = 5.0
+"""After a move that failed."""
+MAX_DIALS: Final = 8
+"""Peers that are dialled at the same time."""
+
+log = structlog.get_logger()
+
+AddressesOf = Callable[[PeerId], Sequence[str]]
+"""The newest addresses that a peer tells of itself, as multiaddrs; none for a peer that is not known."""
+
+
+class Improver:
+    """One host's. `run` is its lifetime."""
+
+    def __init__(self, host: Host, addresses_of: AddressesOf, chance: random.Random | None = None) -> None:
+        self._host = host
+        self._addresses_of = addresses_of
+        self._schedule = Schedule((chance or random.Random()).random)
+        self._dialling: set[PeerId] = set()
+        self._moving: dict[Muxer, float] = {}
+        """Connections that move or could not, and until when they are left alone."""
+
+    async def run(self) -> None:
+        """Look after all connections until cancelled."""
+        self._host.carrier.reconnect = self._reconnect
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    for peer in self._host.connected_peers():
+                        self._look(peer, nursery)
+                    now = trio.current_time()
+                    self._moving = {muxer: until for muxer, until in self._moving.items() if until > now}
+                    await trio.sleep(LOOK_S)
+        finally:
+            self._host.carrier.reconnect = None
+
+    def _look(self, peer: PeerId, nursery: trio.Nursery) -> None:
+        connections = self._host.connections(peer)
+        best = connections[0]
+        if best.path.is_direct and best.carrier is None:
+            for other in connections[1:]:
+                if not other.path.is_direct and self._should_move(other):
+                    self._moving[other] = trio.current_time() + MOVE_AGAIN_S
+                    nursery.start_soon(self._move, other, best)
+        elif peer not in self._dialling and len(self._dialling) < MAX_DIALS:
+            circumstances = self._circumstances(peer)
+            if circumstances.their_addresses and self._schedule.is_due(peer, circumstances, trio.current_time()):
+                self._dialling.add(peer)
+                nursery.start_soon(self._dial, peer, circumstances)
+
+    def _should_move(self, muxer: Muxer) -> bool:
+        """Of the two sides, who dialled a connection moves it; one without streams ends by itself."""
+        return muxer.is_initiator and muxer.has_streams and muxer.link.is_movable and muxer not in self._moving
+
+    async def _move(self, muxer: Muxer, over: Muxer) -> None:
+        try:
+            await self._host.carrier.move(muxer, over)
+        except PeerUnavailableError as error:
+            log.debug("not_moved", reason=error.message)
+
+    async def _dial(self, peer: PeerId, circumstances: Circumstances) -> None:
+        """Try the straight addresses of a peer to which only relays lead."""
+        failure = f"no answer within {DIAL_S:.0f} s"
+        try:
+            with trio.move_on_after(DIAL_S):
+                await self._host.connect(peer, self._addresses_of(peer), ways="straight")
+                self._schedule.succeed(peer, circumstances, trio.current_time())
+                return
+        except (PeerUnavailableError, ConfigError) as error:
+            failure = error.message
+        finally:
+            self._dialling.discard(peer)
+        log.debug("not_straight", peer=peer, reason=failure)
+        self._schedule.fail(peer, circumstances, trio.current_time())
+
+    def _circumstances(self, peer: PeerId) -> Circumstances:
+        """What a dial depends on: where we are, and where the peer can be dialled straight from here."""
+        straight = [str(address) for address in self._worthwhile(peer) if not isinstance(address, CircuitAddress)]
+        ours = tuple((address, 0) for address in sorted(self._host.listen_addresses()))
+        return Circumstances(ours, "unknown", tuple(straight))
+
+    def _worthwhile(self, peer: PeerId) -> Sequence[Address]:
+        """The addresses of a peer that can work from here."""
+        parsed = [parse_address(text) for text in self._addresses_of(peer)]
+        return parsed if self._host.standing is None else dialable_from(self._host.standing, parsed)
+
+    async def _reconnect(self, muxer: Muxer) -> Muxer | None:
+        """A new connection to the peer of one whose path is in trouble: by all ways at once, whichever comes first."""
+        peer = peer_of(muxer.peer_id)
+        addresses = self._addresses_of(peer)
+        found: list[Muxer] = []
+
+        async def try_way(way: Ways, scope: trio.CancelScope) -> None:
+            try:
+                found.append(await self._host.connect(peer, addresses, ways=way))
+                scope.cancel()
+            except (PeerUnavailableError, ConfigError) as error:
+                log.debug("not_reconnected", peer=peer, reason=error.message)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(try_way, "straight", nursery.cancel_scope)
+            nursery.start_soon(try_way, "relayed", nursery.cancel_scope)
+        return found[0] if found else None

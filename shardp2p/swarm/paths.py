@@ -1,0 +1,134 @@
+"""The ways of one member to all others: relays, holes and moves, joined to what the swarm and the dial-backs tell.
+
+A peer that others can dial relays for those that cannot be dialled; these keep places at two such relays. Live
+connections leave relays as soon as a straight path is found, and come back to them when it dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from shardp2p.config import ReachSettings
+from shardp2p.host.circuit.candidates import Candidate
+from shardp2p.host.circuit.service import HostCircuits, open_circuits
+from shardp2p.host.host import Host
+from shardp2p.host.improving import Improver
+from shardp2p.host.punch.keeper import Described, PunchKeeper
+from shardp2p.host.punch.mapping import Mapping, MappingKind
+from shardp2p.host.punch.puncher import Puncher
+from shardp2p.swarm.links import Links
+from shardp2p.swarm.reachable import Reachable
+from shardp2p.vocabulary import PeerId
+from shardp2p.wire.records import CoverageRecord, Reachability
+
+LOOK_S: Final = 0.5
+"""How soon what the swarm and the dial-backs say is acted upon."""
+
+_MAPPINGS: Final[dict[Reachability, MappingKind]] = {"relayed": "dependent", "punchable": "independent"}
+"""What a verdict says of the peer's router."""
+
+
+class Paths:
+    """Made by `open_paths`. `run` is its lifetime."""
+
+    def __init__(
+        self,
+        host: Host,
+        circuits: HostCircuits,
+        reachable: Reachable,
+        links: Links,
+        live: Callable[[], Sequence[CoverageRecord]],
+        settings: ReachSettings,
+    ) -> None:
+        self._host = host
+        self._circuits = circuits
+        self._reachable = reachable
+        self._links = links
+        self._live = live
+        self._settings = settings
+        self._records: dict[PeerId, CoverageRecord] = {}
+        self._mapping = Mapping()
+        self._improver = Improver(host, self._addresses_of)
+        self._punching = PunchKeeper(host, Puncher(host, self._mapping), self._mapping, describe=self._describe)
+
+    @property
+    def answers_directory(self) -> bool:
+        """Whether others may keep records with us: they could not ask for them if only relays lead here."""
+        return not self._reachable.wants_relay
+
+    def status(self) -> dict[str, Any]:
+        """What `shardp2p status --json` says of it."""
+        relaying = self._circuits.relaying
+        return {
+            "places": [candidate.peer for candidate in self._circuits.held()],
+            "troubles": {str(peer): reason for peer, reason in self._circuits.troubles().items()},
+            "relaying": None
+            if relaying is None
+            else {
+                "reservations": relaying.reservations,
+                "circuits": relaying.circuits,
+                "passed_bytes": relaying.passed_bytes,
+            },
+        }
+
+    async def run(self) -> None:
+        """Keep the best paths until cancelled. Who does not listen needs no relay to be reached, and is none."""
+        listens = bool(self._host.listen_endpoints())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._improver.run)
+            if listens:
+                nursery.start_soon(self._punching.run)
+                nursery.start_soon(self._hand_on_places)
+            while True:
+                self._records = {one.peer_id: one for one in self._live() if one.peer_id != self._host.peer_id}
+                if listens:
+                    self._follow()
+                await trio.sleep(LOOK_S)
+
+    def _follow(self) -> None:
+        """Bring relays, ours and others', up to date with what is known."""
+        mode = self._settings.relay
+        relays = mode == "on" or (mode == "auto" and self._reachable.verdict == "public")
+        if relays != (self._circuits.relaying is not None):
+            self._circuits.relay(self._settings.limits if relays else None)
+        self._circuits.want(self._reachable.wants_relay)
+        now = trio.current_time()
+        rtts_s = {link.peer: link.rtt_s for link in self._links.snapshot(now)}
+        self._circuits.set_candidates(
+            Candidate(peer, record.addresses, round_trip_s=rtts_s.get(peer, float("inf")))
+            for peer, record in self._records.items()
+            if record.reachability == "public"
+        )
+
+    async def _hand_on_places(self) -> None:
+        """Announce the relays at which we have places."""
+        while True:
+            self._reachable.set_circuits(self._circuits.addresses())
+            await self._circuits.wait_changed()
+
+    def _addresses_of(self, peer: PeerId) -> Sequence[str]:
+        record = self._records.get(peer)
+        return () if record is None else record.addresses
+
+    def _describe(self, peer: PeerId) -> Described:
+        record = self._records.get(peer)
+        if record is None:
+            return (), "unknown"
+        return record.addresses, _MAPPINGS.get(record.reachability, "unknown")
+
+
+@asynccontextmanager
+async def open_paths(
+    host: Host,
+    reachable: Reachable,
+    links: Links,
+    live: Callable[[], Sequence[CoverageRecord]],
+    settings: ReachSettings,
+) -> AsyncIterator[Paths]:
+    """Let `host` dial over relays from now on; `Paths.run` keeps all paths as good as they can be."""
+    async with open_circuits(host) as circuits:
+        yield Paths(host, circuits, reachable, links, live, settings)
