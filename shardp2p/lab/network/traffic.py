@@ -23,16 +23,19 @@ PACKET_BYTES: Final = 1200
 """Of a packet of a flood, its headers included: it fits the narrowest line."""
 
 _HEADERS_BYTES: Final = 28
-_PROBE_S: Final = 2.0
+_PROBE_S: Final = 1.0
 """After which a probe counts as lost, and another one is sent."""
 
 _PROBES_LOST: Final = 20
-"""In a row, and there is no path."""
+"""And there is no path."""
 
-_SILENCE_S: Final = 1.0
+_SILENCE_S: Final = 0.5
 """Without a packet that long, a flood is over; more than any sensible line queues."""
 
 _TICK_MS: Final = 2
+_BURST: Final = 200
+"""Packets at most before those that came are taken: all that is due after a pause might fit no buffer."""
+
 _BUFFER_BYTES: Final = 4 << 20
 
 
@@ -56,7 +59,7 @@ class Flood:
 async def measure_round_trips(source: LabHost, destination: LabHost, count: int) -> RoundTrips:
     """Round trips from a host to one that it can dial. Raises: PeerUnavailableError where nothing comes back."""
     async with _joined(source, destination) as (ours, theirs):
-        times = [await _round_trip(ours, theirs) for _ in range(count)]
+        times = await trio.to_thread.run_sync(_round_trips, ours, theirs, count)
     return RoundTrips(min(times), median(times))
 
 
@@ -81,7 +84,7 @@ def _flood(sender: socket.socket, receiver: socket.socket, count: int, seconds: 
     came_at: list[float] = []
     start = last = time.monotonic()
     while len(came_at) < count and (sent < count or time.monotonic() - last < _SILENCE_S):
-        due = min(count, 1 + int(count * (time.monotonic() - start) / seconds))
+        due = min(count, sent + _BURST, 1 + int(count * (time.monotonic() - start) / seconds))
         try:
             for _ in range(sent, due):
                 sender.send(data)
@@ -100,12 +103,16 @@ def _flood(sender: socket.socket, receiver: socket.socket, count: int, seconds: 
     return Flood(count, len(came_at), (len(came_at) - 1) * PACKET_BYTES * 8 / 1e6 / took_s if took_s else 0.0)
 
 
-async def _round_trip(ours: socket.socket, theirs: socket.socket) -> float:
-    for number in range(_PROBES_LOST):
-        taken_s = await trio.to_thread.run_sync(_probe, ours, theirs, number.to_bytes())
+def _round_trips(ours: socket.socket, theirs: socket.socket, count: int) -> list[float]:
+    times: list[float] = []
+    lost = 0
+    while len(times) < count:
+        taken_s = _probe(ours, theirs, len(times).to_bytes(2) + lost.to_bytes(2))
         if taken_s is not None:
-            return taken_s
-    raise PeerUnavailableError("nothing comes back in a network of the lab; is something cut?")
+            times.append(taken_s)
+        elif (lost := lost + 1) == _PROBES_LOST:
+            raise PeerUnavailableError("nothing comes back in a network of the lab; is something cut?")
+    return times
 
 
 def _probe(ours: socket.socket, theirs: socket.socket, data: bytes) -> float | None:
