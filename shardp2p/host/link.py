@@ -80,9 +80,12 @@ class Link:
         self._outbox_bytes = 0
         self._again: deque[bytes] = deque()
         self._is_writing = False
+        self.sent_bytes = 0
+        self.received_bytes = 0
         self._is_named = False
         self._holds = 0
         self._lost_until = 0.0
+        self._left: list[Wire] = []
         self._wire_scope = trio.CancelScope()
         self._work = trio.lowlevel.ParkingLot()
         self._space = trio.lowlevel.ParkingLot()
@@ -99,6 +102,11 @@ class Link:
         if self._outbox_bytes > FLOOD_BYTES:
             self.fail("the peer floods us with requests and does not read the answers")
         self._work.unpark_all()
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits to be written."""
+        return self._outbox_bytes
 
     @property
     def is_full(self) -> bool:
@@ -129,7 +137,8 @@ class Link:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._read, wire)
                         nursery.start_soon(self._write, wire)
-                closing.start_soon(close_wire, wire)
+                while self._left:
+                    closing.start_soon(close_wire, self._left.pop())
 
     def fail(self, reason: str) -> None:
         """End the link at once."""
@@ -142,9 +151,9 @@ class Link:
         self._multiplexer.end()
 
     async def close(self) -> None:
-        """Close the present wire."""
-        if self.wire is not None:
-            await close_wire(self.wire)
+        """Close the present wire, and those before it that are not closed yet."""
+        for wire in [*self._left, *([self.wire] if self.wire else [])]:
+            await close_wire(wire)
 
     async def _write(self, wire: Wire) -> None:
         try:
@@ -170,6 +179,7 @@ class Link:
         while outbox and size + len(outbox[0]) <= frames.MAX_WRITE_BYTES:
             batch.append(outbox.popleft())
             size += len(batch[-1])
+        self.sent_bytes += size
         if outbox is self._outbox:
             self._outbox_bytes -= size
             if self.ledger is not None:
@@ -189,6 +199,7 @@ class Link:
             while True:
                 data = await wire.read(None)
                 self.vigil.heard_at = trio.current_time()
+                self.received_bytes += len(data)
                 while self._holds:
                     await self._turned.park()
                 if wire is not self.wire:
@@ -259,8 +270,7 @@ class Link:
         self.lost = reason
         self._lost_until = min(now + RESUME_S, self.vigil.heard_at + GONE_S)
         if is_broken:
-            self.wire = None
-            self._leave()
+            self._leave(None)
 
     @property
     def is_troubled(self) -> bool:
@@ -307,13 +317,15 @@ class Link:
         """
         assert self.ledger is not None
         self._again = self.ledger.resume(received)
-        self.wire = wire
         self.lost = None
         self.vigil.start(trio.current_time())
-        self._leave()
+        self._leave(wire)
 
-    def _leave(self) -> None:
-        """The present wire was replaced: stop its tasks."""
+    def _leave(self, wire: Wire | None) -> None:
+        """Put `wire` in the place of the present one, whose tasks stop."""
+        if self.wire is not None:
+            self._left.append(self.wire)
+        self.wire = wire
         self._is_writing = False
         self._wire_scope.cancel()
         self._turned.unpark_all()

@@ -93,9 +93,9 @@ class Muxer(IMuxedConn):
         return wire.muxed_conn if isinstance(wire, MuxedStream) else None
 
     @property
-    def has_streams(self) -> bool:
-        """Whether it is in use."""
-        return bool(self._streams)
+    def streams(self) -> int:
+        """How many streams are open on it."""
+        return len(self._streams)
 
     @property
     def carriers(self) -> int:

@@ -41,11 +41,14 @@ class Way:
 
     async def pump(self, source: trio.SocketStream, sink: trio.SocketStream) -> None:
         """Pass bytes on until either end closes."""
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            while data := await source.receive_some(65536):
-                if not self.is_swallowing:
-                    await sink.send_all(data)
-        await self.cut()
+        try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                while data := await source.receive_some(65536):
+                    if not self.is_swallowing:
+                        await sink.send_all(data)
+        finally:
+            for stream in self.sockets:
+                stream.socket.close()
 
 
 class Pair:
@@ -87,12 +90,13 @@ async def _socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
 @asynccontextmanager
 async def pair() -> AsyncIterator[Pair]:
     """Two hosts that echo, and are not yet connected."""
-    async with open_host(Identity.from_seed(bytes(31) + b"n")) as near, open_host(Identity.from_seed(bytes(32))) as far:
-        far.serve(ECHO, _echo)
-        near.serve(ECHO, _echo)
-        async with trio.open_nursery() as nursery:
+    seeds = bytes(32), bytes(range(32))
+    async with trio.open_nursery() as nursery:
+        async with open_host(Identity.from_seed(seeds[0])) as near, open_host(Identity.from_seed(seeds[1])) as far:
+            far.serve(ECHO, _echo)
+            near.serve(ECHO, _echo)
             yield Pair(near, far, nursery)
-            nursery.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
 
 
 async def _echo(stream: Stream) -> None:

@@ -78,8 +78,13 @@ class Ledger:
         return self._received % _COUNTS
 
     def acknowledge(self, count: int) -> None:
-        """Drop what the peer has; `count` has 32 bits. Raises: RemoteProtocolError for what was never sent."""
-        self._drop((count - self.acknowledged) % _COUNTS)
+        """Drop what the peer has; `count` has 32 bits. Raises: RemoteProtocolError for what was never sent.
+
+        One that was queued before a move may come after it, and is older than what the move said.
+        """
+        news = (count - self.acknowledged) % _COUNTS
+        if news < _COUNTS // 2:
+            self._drop(news)
 
     def resume(self, count: int) -> deque[bytes]:
         """The frames to send again, to a peer that has received `count`.
