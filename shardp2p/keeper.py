@@ -130,7 +130,7 @@ class Keeper:
             "region": self._offer.region,
             "reachability": member.reachable.verdict,
             "reach": member.reachable.status(),
-            "relays": member.paths.status(),
+            "paths": member.paths.status(),
             "addresses": list(member.node.addresses()),
             "memory": {
                 "offered_bytes": budget.memory_bytes,

@@ -79,7 +79,7 @@ class Improver:
 
     def _should_move(self, muxer: Muxer) -> bool:
         """Of the two sides, who dialled a connection moves it; one without streams ends by itself."""
-        return muxer.is_initiator and muxer.has_streams and muxer.link.is_movable and muxer not in self._moving
+        return muxer.is_initiator and muxer.streams > 0 and muxer.link.is_movable and muxer not in self._moving
 
     async def _move(self, muxer: Muxer, over: Muxer) -> None:
         try:

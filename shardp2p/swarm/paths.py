@@ -15,6 +15,7 @@ import trio
 from shardp2p.config import ReachSettings
 from shardp2p.host.circuit.candidates import Candidate
 from shardp2p.host.circuit.service import HostCircuits, open_circuits
+from shardp2p.host.edges import edges_of
 from shardp2p.host.host import Host
 from shardp2p.host.improving import Improver
 from shardp2p.host.punch.keeper import Described, PunchKeeper
@@ -64,6 +65,22 @@ class Paths:
         """What `shardp2p status --json` says of it."""
         relaying = self._circuits.relaying
         return {
+            "edges": [
+                {
+                    "peer": edge.peer,
+                    "path": edge.path.kind,
+                    "relay": edge.path.relay,
+                    "is_carried": edge.is_carried,
+                    "rtt_ms": round(1e3 * edge.round_trip_s, 3),
+                    "silent_s": round(edge.silent_s, 1),
+                    "is_suspect": edge.is_suspect,
+                    "streams": edge.streams,
+                    "sent_bytes": edge.sent_bytes,
+                    "received_bytes": edge.received_bytes,
+                    "queued_bytes": edge.queued_bytes,
+                }
+                for edge in edges_of(self._host)
+            ],
             "places": [candidate.peer for candidate in self._circuits.held()],
             "troubles": {str(peer): reason for peer, reason in self._circuits.troubles().items()},
             "relaying": None

@@ -36,6 +36,11 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "check": Scenario(
         "does a network have the delays, rates and loss that it asks for?", "shardp2p.lab.network.check", "check"
     ),
+    "nat-matrix": Scenario(
+        "which way do two peers find to each other, behind every kind of router?",
+        "shardp2p.lab.network.nat_matrix",
+        "nat-kinds",
+    ),
 }
 
 
