@@ -5,7 +5,7 @@ import random
 import pytest
 
 from shardp2p.host.addresses import Endpoint
-from shardp2p.host.punch.dialable import dialable, offerable
+from shardp2p.host.punch.dialable import MAX_HOSTS, dialable, offerable
 from shardp2p.host.punch.mapping import MAX_OBSERVERS, MAX_PORTS, OBSERVED_S, Mapping
 
 ONE: Endpoint = ("45.45.1.1", 4001)
@@ -137,6 +137,11 @@ def test_public_addresses_are_dialled_and_nothing_that_leads_elsewhere() -> None
 def test_private_addresses_are_dialled_of_who_shares_our_public_one() -> None:
     near = (HOME, 50001), ("192.168.1.3", 4001), ("127.0.0.1", 4001)
     assert dialable(near, SEEN, BOUND) == ((HOME, 50001), ("192.168.1.3", 4001))
+
+
+def test_a_peer_cannot_send_us_to_many_machines() -> None:
+    offered = tuple((f"45.45.1.{number}", port) for number in range(8) for port in (1, 2))
+    assert dialable(offered, SEEN, BOUND) == offered[: 2 * MAX_HOSTS]
 
 
 def test_we_are_never_dialled_ourselves() -> None:

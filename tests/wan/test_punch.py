@@ -8,17 +8,17 @@ from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.lab import open_network
 from tests.wan.punch_lab import PORT, meet_over, start_all
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
+"""For a machine that is busy with other things: each peer is a process that imports a good deal."""
 
 
 async def test_a_hole_is_punched_where_no_mapping_depends_on_the_remote_and_only_there() -> None:
     wanted = {
         ("cone", "remapping"): "punched",
-        ("remapping2", "reset"): "punched",
-        ("reset2", "double"): "punched",
-        ("symmetric", "open"): "direct",  # the public side need not know that it is
-        ("open2", "symmetric2"): "direct",
-        ("symmetric", "cone2"): "relayed",
+        ("remapping", "reset"): "punched",
+        ("reset", "double"): "punched",
+        ("open", "symmetric"): "direct",  # the public side need not know that it is
+        ("symmetric", "cone"): "relayed",
     }
     names = {name for pair in wanted for name in pair}
     with trio.fail_after(PATIENCE_S):

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from shardp2p.host.addresses import Endpoint
 from shardp2p.host.announcing import Scope, scope_of
+
+MAX_HOSTS: Final = 4
+"""Different ones of one peer: a public address of each family, one more for a line that just changed, and its LAN's."""
 
 
 def dialable(
@@ -24,7 +28,9 @@ def dialable(
     scopes = _scopes(seen)
     if any(host in ours for host, _ in offered):
         scopes.add("private")
-    return tuple(at for at in _within(offered, scopes) if at not in seen and at not in bound)
+    chosen = [at for at in _within(offered, scopes) if at not in seen and at not in bound]
+    hosts = list(dict.fromkeys(host for host, _ in chosen))[:MAX_HOSTS]
+    return tuple(at for at in chosen if at[0] in hosts)
 
 
 def offerable(announced: Sequence[Endpoint], seen: Collection[Endpoint]) -> tuple[Endpoint, ...]:

@@ -19,6 +19,7 @@ from shardp2p.host.punch.attempt import Attempt
 from shardp2p.host.punch.dialable import dialable, offerable
 from shardp2p.host.punch.mapping import Mapping
 from shardp2p.host.punch.messages import DCUTR, MAX_ADDRESSES
+from shardp2p.host.punch.pace import Pace
 from shardp2p.host.punch.run import AttemptRun
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
@@ -55,6 +56,7 @@ class Puncher:
         self._mapping = mapping
         self._chance = chance or random.Random()
         self._running: dict[PeerId, _Running] = {}
+        self._pace = Pace()
         host.serve(DCUTR, self._serve)
 
     def starts(self, peer: PeerId) -> bool:
@@ -104,6 +106,8 @@ class Puncher:
             raise OverloadedError("both sides started to punch a hole, and ours goes on", peer)
         if running is None and len(self._running) >= MAX_ATTEMPTS:
             raise OverloadedError(f"{MAX_ATTEMPTS} attempts to punch holes are under way", peer)
+        if not self._pace.take(peer, trio.current_time()):
+            raise OverloadedError("it wants to punch a hole too often", peer)
         # A newer stream is the next round; and of two that start at once the lesser id goes on.
         await self._run(peer, stream)
 
