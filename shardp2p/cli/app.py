@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardp2p.cli import bench, chat, coverage, demo, generate, lab, model, peers, plan_ring, status, swarm, up
+from shardp2p.cli import bench, chat, coverage, demo, doctor, generate, lab, model, peers, plan_ring, status, swarm, up
 from shardp2p.cli.output import note, one_line
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("coverage")(coverage.coverage)
 app.command("peers")(peers.peers)
 app.command("status")(status.status)
 app.command("plan")(plan_ring.plan)
+app.command("doctor")(doctor.doctor)
 app.add_typer(model.app)
 app.add_typer(swarm.app)
 app.add_typer(bench.app)

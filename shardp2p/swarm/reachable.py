@@ -99,6 +99,12 @@ class Reachable:
         return self._machine.wants_relay
 
     @property
+    def is_looking(self) -> bool:
+        """Whether it is not known yet if the router gives us a port."""
+        is_wanted = self._router is not None and self._port_to_map() is not None
+        return is_wanted and (self._mapping is None or self._mapping.state.state == "searching")
+
+    @property
     def changes(self) -> int:
         """How often anything of this changed: for `wait_change`."""
         return self._changes
@@ -169,6 +175,7 @@ class Reachable:
         self._machine.hurry()
         self._hurried.set()
         self._update()
+        self._note_change()
 
     def _look(self) -> None:
         """Notice that our own addresses changed: what others said is about another place then."""
@@ -251,9 +258,12 @@ class Reachable:
         if (self._situation, self._account, self._host.standing) != before:
             if self._account.verdict != before[1].verdict:
                 log.info("reachability", verdict=self._account.verdict, advice=self._account.advice)
-            self._changes += 1
-            self._changed.set()
-            self._changed = trio.Event()
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._changed.set()
+        self._changed = trio.Event()
 
     def _learned(self) -> Situation:
         machine, mapping = self._machine, self._mapping
