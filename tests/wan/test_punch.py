@@ -64,6 +64,8 @@ async def test_delay_jitter_and_loss_do_not_keep_a_hole_from_coming_about() -> N
             for _ in range(3):
                 result = await bob.ask("punch", peer=alice.peer)
                 assert result["path"] == "punched", result["reason"]
+                while "punched" not in await alice.ask("paths", peer=bob.peer):  # it is half a round trip behind
+                    await trio.sleep(0.05)
                 assert (await alice.ask("echo", peer=bob.peer))["path"] == "punched"
                 await bob.ask("drop", peer=alice.peer)
                 await alice.ask("drop", peer=bob.peer)
