@@ -25,6 +25,7 @@ from shardp2p.host.circuit.exchange import receive_answer
 from shardp2p.host.circuit.messages import decode_hop, decode_stop, delimited, encode_hop, encode_stop
 from shardp2p.host.circuit.values import HOP, STOP, Connect, HopAnswer, Incoming, Limit, Reserve, Status, StopAnswer
 from shardp2p.host.host import Host, open_host
+from shardp2p.host.link import RESUME_S
 from shardp2p.host.path import relayed
 from shardp2p.host.peer_ids import id_of
 from shardp2p.identity.keys import Identity
@@ -138,7 +139,8 @@ async def test_relay_that_stops_relaying_ends_what_it_lent() -> None:
         stream = await client.open_echo(target)
         await echo_once(stream)
         relay.circuits.relay(None)
-        with trio.fail_after(3):
+        # A connection that lost its path waits for another before its streams fail.
+        with trio.fail_after(RESUME_S + 3):
             with pytest.raises(PeerUnavailableError, match=f"the relay {relay.peer} ended the circuit"):
                 await stream.receive_some(1)
             await wait_held(target, 0)
@@ -168,7 +170,7 @@ async def test_relay_that_ends_circuits_after_a_megabyte_is_named_and_replaced()
 async def pour(stream: Stream) -> None:
     """Send and receive without an end."""
     while True:
-        await stream.send_all(bytes(4096))
+        await stream.send_all(bytes(32 * 1024))
         await stream.receive_some(65536)
 
 

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from shardp2p.host.circuit.candidates import Candidate
-from shardp2p.host.circuit.keeping import MAX_ASKING, MAX_STRIKES, SLOW_S, WANTED, Ask, Keeping, Release, renewal_s
+from shardp2p.host.circuit.keeping import (
+    DISTRUST_S,
+    MAX_ASKING,
+    MAX_STRIKES,
+    SLOW_S,
+    WANTED,
+    Ask,
+    Keeping,
+    Release,
+    renewal_s,
+)
 from shardp2p.host.circuit.resting import GIVEN_UP_S, MAX_FAILURES
 from shardp2p.identity.keys import Identity
 from shardp2p.vocabulary import PeerId
@@ -148,6 +158,19 @@ def test_relay_over_which_living_peers_do_not_get_through_is_replaced() -> None:
     assert commands[0] == Release(liar, "3 circuits over it broke within 60 s")
     assert isinstance(commands[1], Ask)
     assert commands[1].candidate.peer not in (liar, other)
+
+
+def test_relay_that_was_replaced_for_lying_is_asked_again_only_when_there_is_no_other() -> None:
+    made = keeping(candidate(0), candidate(1))
+    hold_all(made, 0)
+    for _ in range(MAX_STRIKES):
+        made.distrust(PEERS[0], 1)
+    assert [type(command) for command in made.step(1)] == [Release]
+    assert made.step(DISTRUST_S) == []
+    assert made.next_at(DISTRUST_S) == DISTRUST_S + 1
+    made.failed(PEERS[1], "gone", 500)
+    assert asked(made, 500) == [PEERS[0]]
+    assert asked(made, 501) == [PEERS[1]]
 
 
 def test_peers_that_die_are_not_the_fault_of_the_relay() -> None:

@@ -66,6 +66,7 @@ class CircuitClient:
         self._keeping = keeping
         self._stir = stir
         self._incoming = 0
+        self._taken: dict[Muxer, PeerId] = {}  # connections over circuits to us, and over which relay each came
 
     async def connect(self, address: CircuitAddress, peer: PeerId) -> RawConnection:
         """The bytes of a circuit to `peer`, not yet secured. Raises: PeerUnavailableError that says why not."""
@@ -101,18 +102,33 @@ class CircuitClient:
         muxer = await self._shake_hands(stream, incoming)
         if muxer is None:
             return
-        peer = peer_of(muxer.peer_id)
-        self._keeping.came(peer, trio.current_time())
-        self._stir()
+        self._began(muxer, stream.peer)
         try:
             await muxer.event_closed.wait()
         finally:
             # The host closes the stream when this returns: first let what is queued leave.
             with trio.CancelScope(shield=True):
                 await muxer.close()
-        if not muxer.ended_in_order:
-            log.info("circuit_broken", relay=stream.peer, peer=peer, reason=muxer.failure)
-            self._keeping.broke(stream.peer, peer, trio.current_time())
+            self._ended(muxer)
+
+    def _began(self, muxer: Muxer, relay: PeerId) -> None:
+        """Its peer lives, so that whatever circuit of its was lost lately was lost by a relay."""
+        now, peer = trio.current_time(), peer_of(muxer.peer_id)
+        self._keeping.came(peer, now)
+        for other in self._host.connections(peer):
+            lost_by = self._taken.pop(other, None) if other.link.lost is not None else None
+            if lost_by is not None:
+                self._keeping.distrust(lost_by, now)
+        self._taken[muxer] = relay
+        self._stir()
+
+    def _ended(self, muxer: Muxer) -> None:
+        relay = self._taken.pop(muxer, None)
+        has_moved = muxer.carrier is not None
+        if relay is not None and not has_moved and not muxer.ended_in_order:
+            peer = peer_of(muxer.peer_id)
+            log.info("circuit_broken", relay=relay, peer=peer, reason=muxer.failure)
+            self._keeping.broke(relay, peer, trio.current_time())
 
     def _admission(self, relay: PeerId) -> Status:
         if not self._keeping.is_ours(relay):

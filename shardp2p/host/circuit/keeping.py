@@ -29,6 +29,8 @@ PROVEN_S: Final = 60.0
 MAX_STRIKES: Final = 3
 STRIKES_S: Final = 60.0
 """So many failures of living peers to get through within this time, and a relay is replaced where there is another."""
+DISTRUST_S: Final = 600.0
+"""How long a relay that was replaced for that is not asked again, unless there is no other."""
 MAX_BROKEN: Final = 64
 """Circuits that broke lately, whose peer may yet come back."""
 MAX_ADDRESSES: Final = 4
@@ -79,6 +81,7 @@ class Keeping:
         self._candidates: dict[PeerId, Candidate] = {}
         self._relays: dict[PeerId, _Relay] = {}
         self._resting = Resting()
+        self._distrusted: dict[PeerId, float] = {}  # until when; at most as many as can be held in that time
         self._broken: dict[PeerId, tuple[PeerId, float]] = {}  # by the peer at the other end
 
     @property
@@ -173,7 +176,7 @@ class Keeping:
         if not self._is_wanted:
             return math.inf
         slow = [relay.asked_at + SLOW_S for relay in self._relays.values() if relay.held_at is None]
-        rests = [self._resting.until(peer) for peer in self._candidates]
+        rests = [*map(self._resting.until, self._candidates), *self._distrusted.values()]
         return min((at for at in (*slow, *rests) if at > now), default=math.inf)
 
     @property
@@ -203,7 +206,12 @@ class Keeping:
             for peer, candidate in self._candidates.items()
             if peer not in self._relays and now >= self._resting.until(peer)
         ]
-        return min(free, key=lambda candidate: self._preference(candidate, used), default=None)
+        trusted = [candidate for candidate in free if now >= self._distrusted.get(candidate.peer, now)]
+        return min(
+            trusted if trusted or self._relays else free,
+            key=lambda candidate: self._preference(candidate, used),
+            default=None,
+        )
 
     def _preference(self, candidate: Candidate, used: set[str]) -> tuple[bool, int, float, bytes]:
         nearness = math.floor(candidate.round_trip_s / 0.05) if candidate.round_trip_s < math.inf else math.inf
@@ -227,6 +235,8 @@ class Keeping:
                 reason = f"{MAX_STRIKES} circuits over it broke within {STRIKES_S:.0f} s"
                 commands.append(self._release(candidate.peer, reason))
                 self._resting.failed(candidate.peer, reason, now)
+                self._distrusted = {peer: until for peer, until in self._distrusted.items() if until > now}
+                self._distrusted[candidate.peer] = now + DISTRUST_S
         return commands
 
     def _is_unreliable(self, relay: _Relay, now: float) -> bool:
