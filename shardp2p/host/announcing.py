@@ -159,7 +159,7 @@ def dialable_from(own: Standing, addresses: Sequence[Address]) -> tuple[Address,
     straight = [*near, *sorted(by_scope["public"], key=_is_ipv6), *far]
     if own.is_on_loopback:
         straight = [*loopback, *straight]
-    elif not straight and not circuits:
+    elif not straight and all(_is_loopback(circuit.relay) for circuit in circuits):
         # A user who names such an address knows why; and it is all there is.
         straight = [*loopback, *(by_scope["private"] if not homes else [])]
     return (*straight[: MAX_ANNOUNCED - len(circuits[:MAX_CIRCUITS])], *circuits[:MAX_CIRCUITS])

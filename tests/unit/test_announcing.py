@@ -79,9 +79,7 @@ def test_containers_loopback_and_link_local_addresses_leave_no_trace() -> None:
     assert standing_of(Situation(ANYWHERE, HOME)).networks == (ip_network("192.168.1.0/24"),)
 
 
-@pytest.mark.parametrize(
-    "name", ["docker0", "docker_gwbridge", "br-0123456789ab", "veth12", "virbr0", "vmnet8"]
-)
+@pytest.mark.parametrize("name", ["docker0", "docker_gwbridge", "br-0123456789ab", "veth12", "virbr0", "vmnet8"])
 def test_an_interface_of_containers_is_known_by_name_and_range(name: str) -> None:
     assert Interface(name, ip_address("172.17.0.1"), 16).is_of_containers
     assert Interface(name, ip_address("fd00::1"), 64).is_of_containers
@@ -175,6 +173,7 @@ LAN = "/ip4/192.168.1.5/tcp/4001"
 PUBLIC = "/ip4/45.45.0.7/tcp/4001"
 MARKER = "/ip4/45.45.0.7/tcp/0"
 RELAYED = f"/ip4/45.45.0.99/tcp/4001/p2p/{RELAY}/p2p-circuit"
+RELAYED_HERE = f"/ip4/127.0.0.1/tcp/4002/p2p/{RELAY}/p2p-circuit"
 LOOPBACK = "/ip4/127.0.0.1/tcp/4001"
 
 
@@ -200,6 +199,8 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/4001"
         (at_home(network="10.0.0.0/8"), (LAN,), (LAN,)),
         (at_home(), (LOOPBACK,), (LOOPBACK,)),
         (at_home(), (LOOPBACK, PUBLIC), (PUBLIC,)),
+        (at_home(), (RELAYED_HERE, LOOPBACK), (LOOPBACK, RELAYED_HERE)),
+        (at_home(), (RELAYED, LOOPBACK), (RELAYED,)),
         (Standing(is_on_loopback=True), (PUBLIC, LOOPBACK), (LOOPBACK, PUBLIC)),
         # What can be dialled from nowhere.
         (at_home(), ("/ip4/169.254.0.1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/0.0.0.0/tcp/1", PUBLIC), (PUBLIC,)),
