@@ -329,6 +329,8 @@ class Link:
         self._is_writing = False
         self._wire_scope.cancel()
         self._turned.unpark_all()
+        # The batch that was being written had made space, and what follows may have nothing to write.
+        self._space.unpark_all()
 
     async def wait_left(self, wire: Wire) -> None:
         """Wait until `wire` is not the present one any more, or the link failed."""
