@@ -70,14 +70,7 @@ async def dial(
     leaves out what cannot work from there, and tries the rest in the order of announcing.py, of both `ways` or one.
     Raises: PeerUnavailableError with each address and why it failed; ConfigError for a malformed address.
     """
-    parsed = [_address_of(peer, text) for text in addresses]
-    if not parsed:
-        raise PeerUnavailableError(f"not connected to peer {peer}, and no address of it is known")
-    if standing is not None and not (parsed := list(dialable_from(standing, parsed))):
-        raise PeerUnavailableError(
-            f"cannot reach peer {peer}: it is in another network and tells only addresses inside that, "
-            f"{', '.join(addresses[:SHOWN])}; it needs a relay"
-        )
+    parsed = _to_try(peer, addresses, standing)
     if ways != "any" and not (parsed := [at for at in parsed if _way_of(at) == ways]):
         raise PeerUnavailableError(f"cannot reach peer {peer}: none of its addresses is {ways}")
     straight = [(at, partial(_dial_address, swarm, peer, at, sources)) for at in parsed if isinstance(at, TcpAddress)]
@@ -135,6 +128,19 @@ async def _try_each(
 
 def _way_of(address: Address) -> Ways:
     return "relayed" if isinstance(address, CircuitAddress) else "straight"
+
+
+def _to_try(peer: PeerId, addresses: Sequence[str], standing: Standing | None) -> list[Address]:
+    """The addresses that can work from where we stand. Raises: PeerUnavailableError without any; ConfigError."""
+    parsed = [_address_of(peer, text) for text in addresses]
+    if not parsed:
+        raise PeerUnavailableError(f"not connected to peer {peer}, and no address of it is known")
+    if standing is not None and not (parsed := list(dialable_from(standing, parsed))):
+        raise PeerUnavailableError(
+            f"cannot reach peer {peer}: it is in another network and tells only addresses inside that, "
+            f"{', '.join(addresses[:SHOWN])}; it needs a relay"
+        )
+    return parsed
 
 
 def _address_of(peer: PeerId, text: str) -> Address:
