@@ -143,7 +143,7 @@ def dialable_from(own: Standing, addresses: Sequence[Address]) -> tuple[Address,
     """
     by_scope: dict[Scope, list[Address]] = {"public": [], "private": [], "loopback": [], "none": []}
     homes: set[IpNetwork] = set()
-    circuits: list[Address] = []
+    circuits: list[CircuitAddress] = []
     for address in dict.fromkeys(addresses):
         if isinstance(address, CircuitAddress):
             circuits.append(address)
