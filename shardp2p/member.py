@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -309,32 +310,14 @@ async def open_member(
     if joined.membership is not None and (refusal := joined.membership.own_refusal(time.time())):
         raise ConfigError(f"this peer is not admitted to {joined.name} any more ({refusal}); ask for a new invite")
     bootstrap = bootstrap_of([*peers, *joined.peers], identity.peer_id)
-
-    def subject(statement: bytes) -> Subject:
-        return Subject(*subject_of(read_statement(statement, joined.swarm)))
-
-    def sequence(peer: PeerId, sealed: bytes) -> int:
-        record = open_record(sealed, joined.swarm)
-        if record.peer_id != peer:
-            raise IntegrityError(f"a record of {record.peer_id} stands under {peer}")
-        return record.sequence
-
     async with open_host(identity, listen, membership=joined.membership) as host:
-        gossip = GossipService(
-            host,
-            identity,
-            joined.swarm,
-            bootstrap=bootstrap,
-            validators={REVOCATIONS: subject, USES: subject},
-            is_listener=is_listener,
-            may_hold=joined.may_hold,
-        )
+        gossip = _make_gossip(host, identity, joined, bootstrap, is_listener=is_listener)
         serves = bool(listen) and not is_listener
         reach, links = reach or ReachSettings(), Links(host.peer_id)
         reachable = Reachable(host, gossip.live, declared=reach.announce)
         async with (
             open_paths(host, reachable, links, gossip.live, reach) as paths,
-            open_directory(host, "shardp2p", sequence, is_server=serves) as directory,
+            open_directory(host, "shardp2p", partial(_sequence_of, joined), is_server=serves) as directory,
         ):
             member = Member(host, joined, gossip, directory, bootstrap, reachable, links, paths)
             with single_errors():
@@ -344,6 +327,31 @@ async def open_member(
                         yield member
                     finally:
                         nursery.cancel_scope.cancel()
+
+
+def _make_gossip(
+    host: Host, identity: Identity, joined: JoinedSwarm, bootstrap: Sequence[PeerAddress], *, is_listener: bool
+) -> GossipService:
+    def subject(statement: bytes) -> Subject:
+        return Subject(*subject_of(read_statement(statement, joined.swarm)))
+
+    return GossipService(
+        host,
+        identity,
+        joined.swarm,
+        bootstrap=bootstrap,
+        validators={REVOCATIONS: subject, USES: subject},
+        is_listener=is_listener,
+        may_hold=joined.may_hold,
+    )
+
+
+def _sequence_of(joined: JoinedSwarm, peer: PeerId, sealed: bytes) -> int:
+    """The sequence of a peer's record in the directory. Raises: RemoteProtocolError, IntegrityError."""
+    record = open_record(sealed, joined.swarm)
+    if record.peer_id != peer:
+        raise IntegrityError(f"a record of {record.peer_id} stands under {peer}")
+    return record.sequence
 
 
 def bootstrap_of(addresses: Sequence[str], own: PeerId) -> tuple[PeerAddress, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import trio
 
 from shardp2p.config import ReachSettings
+from shardp2p.host.addresses import Endpoint
 from shardp2p.host.circuit.candidates import Candidate
 from shardp2p.host.circuit.service import HostCircuits, open_circuits
 from shardp2p.host.edges import edges_of
@@ -22,6 +23,7 @@ from shardp2p.host.punch.keeper import Described, PunchKeeper
 from shardp2p.host.punch.mapping import Mapping, MappingKind
 from shardp2p.host.punch.puncher import Puncher
 from shardp2p.swarm.links import Links
+from shardp2p.swarm.reachability import Sighting
 from shardp2p.swarm.reachable import Reachable
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.records import CoverageRecord, Reachability
@@ -54,12 +56,14 @@ class Paths:
         self._records: dict[PeerId, CoverageRecord] = {}
         self._mapping = Mapping()
         self._improver = Improver(host, self._addresses_of)
-        self._punching = PunchKeeper(host, Puncher(host, self._mapping), self._mapping, describe=self._describe)
+        self._punching = PunchKeeper(
+            host, Puncher(host, self._mapping), self._mapping, describe=self._describe, on_seen=self._sight
+        )
 
     @property
     def answers_directory(self) -> bool:
         """Whether others may keep records with us: they could not ask for them if only relays lead here."""
-        return not self._reachable.wants_relay
+        return not self._reachable.is_cut_off
 
     def status(self) -> dict[str, Any]:
         """What `shardp2p status --json` says of it."""
@@ -113,6 +117,9 @@ class Paths:
         if relays != (self._circuits.relaying is not None):
             self._circuits.relay(self._settings.limits if relays else None)
         self._circuits.want(self._reachable.wants_relay)
+        peers = self._host.connected_peers()
+        if any(path.kind == "punched" for peer in peers for path in self._host.paths(peer)):
+            self._reachable.note_punched()
         now = trio.current_time()
         rtts_s = {link.peer: link.rtt_s for link in self._links.snapshot(now)}
         self._circuits.set_candidates(
@@ -126,6 +133,9 @@ class Paths:
         while True:
             self._reachable.set_circuits(self._circuits.addresses())
             await self._circuits.wait_changed()
+
+    def _sight(self, observer: Endpoint, local_port: int, seen: Endpoint) -> None:
+        self._reachable.sight(Sighting(observer[0], local_port, *seen))
 
     def _addresses_of(self, peer: PeerId) -> Sequence[str]:
         record = self._records.get(peer)

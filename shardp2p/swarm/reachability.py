@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from shardp2p.host.announcing import IpAddress, scope_of
+from shardp2p.swarm.dial_evidence import MAX_OBSERVERS, Evidence
 from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.records import Reachability
 
@@ -21,8 +22,6 @@ Endpoint = tuple[str, int]
 Mapping = Literal["none", "independent", "dependent", "unknown"]
 """What a router makes of one port that dials several peers: nothing, always the same, another for each, not known."""
 
-MAX_OBSERVERS: Final = 8
-"""Reports on one address; three are asked at a time."""
 MAX_ENDPOINTS: Final = 8
 MAX_SIGHTINGS: Final = 16
 STALE_S: Final = 900.0
@@ -31,8 +30,6 @@ SOON_S: Final = (3.0, 10.0, 30.0)
 """Between the first rounds after a start, a change, or a report that disagrees."""
 SETTLED_S: Final = 240.0
 """Between rounds otherwise."""
-CONVINCING: Final = 2
-"""So many failures of one observer in a row count, and so many observers prove an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +42,6 @@ class Sighting:
     port: int
 
 
-@dataclass(slots=True)
-class _Report:
-    outcome: DialOutcome
-    streak: int
-    """How often in a row it was open, or was not."""
-    at: float
-
-    @property
-    def is_open(self) -> bool:
-        return self.outcome == "open"
-
-
-@dataclass(slots=True)
-class _Evidence:
-    """What the observers say of one address, by the host of each: two peers of one place are one voice."""
-
-    reports: dict[str, _Report] = field(default_factory=dict)  # the oldest first
-    is_open: bool | None = None
-
-    def add(self, observer_host: str, outcome: DialOutcome, now: float) -> None:
-        before = self.reports.pop(observer_host, None)
-        is_same = before is not None and before.is_open == (outcome == "open")
-        streak = before.streak + 1 if before is not None and is_same else 1
-        self.reports[observer_host] = _Report(outcome, streak, now)
-        while len(self.reports) > MAX_OBSERVERS:
-            del self.reports[next(iter(self.reports))]
-        self._judge()
-
-    def forget(self, before: float) -> None:
-        self.reports = {host: report for host, report in self.reports.items() if report.at >= before}
-
-    @property
-    def is_disputed(self) -> bool:
-        """Whether the last reports do not all bear out the judgement."""
-        return any(report.is_open != self.is_open for report in self.reports.values())
-
-    def _judge(self) -> None:
-        opened = sum(report.is_open for report in self.reports.values())
-        if self.is_open:
-            failed = sum(not report.is_open and report.streak >= CONVINCING for report in self.reports.values())
-            self.is_open = not (failed > opened or (failed and not opened))
-        elif opened >= CONVINCING or (opened > 0 and opened == len(self.reports)):
-            self.is_open = True
-        elif not opened and sum(report.streak for report in self.reports.values()) >= CONVINCING:
-            self.is_open = False
-
-
 class ReachabilityMachine:
     """One peer's. `now` is any clock that does not run backwards."""
 
@@ -102,7 +52,9 @@ class ReachabilityMachine:
         """The addresses of our own interfaces: who is seen under one of them has no router before it."""
         self.has_relay = False
         """Whether a relay keeps a place for us."""
-        self._evidence: dict[Endpoint, _Evidence] = {}  # the longest unheard first
+        self.has_punched = False
+        """Whether a hole in our router served a connection: more than any two observers could tell."""
+        self._evidence: dict[Endpoint, Evidence] = {}  # the longest unheard first
         self._sightings: dict[tuple[str, int], tuple[Sighting, float]] = {}  # by observer and local port
         self._seen_as: dict[tuple[str, bool], tuple[str, float]] = {}  # by observer and whether it is IPv6
         self._rounds = 0
@@ -112,6 +64,7 @@ class ReachabilityMachine:
 
     def reset(self) -> None:
         """Our addresses changed: what was learned is about another place."""
+        self.has_punched = False
         self._evidence.clear()
         self._sightings.clear()
         self._seen_as.clear()
@@ -130,7 +83,7 @@ class ReachabilityMachine:
         """A peer at `observer_host` sees us as `host` and tried these ports of it."""
         self._note_seen(observer_host, host, now)
         for port, outcome in outcomes:
-            evidence = self._evidence.pop((host, port), None) or _Evidence()
+            evidence = self._evidence.pop((host, port), None) or Evidence()
             evidence.add(observer_host, outcome, now)
             self._evidence[host, port] = evidence
             while len(self._evidence) > MAX_ENDPOINTS:
@@ -213,6 +166,8 @@ class ReachabilityMachine:
     @property
     def mapping(self) -> Mapping:
         """What the router before us makes of a port that dials several peers."""
+        if self.has_punched:
+            return "independent"
         sightings = [sighting for sighting, _ in self._sightings.values()]
         if any(str(ip) in self.own_hosts for ip in self.seen_as):
             return "none"
@@ -230,7 +185,7 @@ class ReachabilityMachine:
     @property
     def verdict(self) -> Reachability:
         """How others reach us."""
-        if any(self._counts(host) for host, _ in self.opened):
+        if self.is_reached:
             return "public"
         if not self.closed and not self._sightings:
             return "relayed" if self.has_relay else "unknown"
@@ -239,9 +194,14 @@ class ReachabilityMachine:
         return "punchable" if self.mapping in ("none", "independent") else "relayed"
 
     @property
-    def wants_relay(self) -> bool:
-        """Whether others tried to reach us and could not."""
-        return bool(self.closed) and not any(self._counts(host) for host, _ in self.opened)
+    def is_reached(self) -> bool:
+        """Whether others reach us without a relay."""
+        return any(self._counts(host) for host, _ in self.opened)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether others tried to reach us, and nobody could."""
+        return any(evidence.reports for evidence in self._evidence.values()) and not self.is_reached
 
     def _counts(self, host: str) -> bool:
         """Whether being reached there is being reached by the swarm: at a private address only where nobody is

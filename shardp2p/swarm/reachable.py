@@ -94,9 +94,17 @@ class Reachable:
         return standing_of(self._situation)
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether others tried to dial us, and nobody could."""
+        return self._machine.is_cut_off
+
+    @property
     def wants_relay(self) -> bool:
-        """Whether others tried to dial us and could not."""
-        return self._machine.wants_relay
+        """Whether to keep places at relays: one that no interface makes public does not wait until it is found out."""
+        machine, interfaces = self._machine, self._situation.interfaces
+        if machine.is_reached or machine.is_on_loopback:
+            return False
+        return machine.is_cut_off or not any(scope_of(one.address) == "public" for one in interfaces)
 
     @property
     def is_looking(self) -> bool:
@@ -136,6 +144,12 @@ class Reachable:
         self._situation = replace(self._situation, circuits=kept)
         self._machine.has_relay = bool(self._situation.circuits)
         self._update()
+
+    def note_punched(self) -> None:
+        """A hole in our router serves a connection."""
+        if not self._machine.has_punched:
+            self._machine.has_punched = True
+            self._update()
 
     def sight(self, sighting: Sighting) -> None:
         """Somebody sees a connection of ours, of which we know the local port."""

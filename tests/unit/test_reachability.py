@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardp2p.swarm.dial_evidence import MAX_OBSERVERS
 from shardp2p.swarm.observers import choose_observers
 from shardp2p.swarm.reachability import (
     MAX_ENDPOINTS,
-    MAX_OBSERVERS,
     MAX_SIGHTINGS,
     SETTLED_S,
     SOON_S,
@@ -71,7 +71,7 @@ def test_verdicts() -> None:
     assert relayed.verdict == "relayed"
     for observer in (A, B):
         relayed.sight(Sighting(observer, 4001, WAN, 61234), 3.0)
-    assert (relayed.verdict, relayed.mapping, relayed.wants_relay) == ("punchable", "independent", True)
+    assert (relayed.verdict, relayed.mapping, relayed.is_cut_off) == ("punchable", "independent", True)
     relayed.sight(Sighting(C, 4001, WAN, 61235), 3.0)
     assert (relayed.verdict, relayed.mapping) == ("relayed", "dependent")
 
@@ -80,7 +80,7 @@ def test_a_relay_alone_reaches_who_asked_nobody() -> None:
     machine = ReachabilityMachine()
     machine.has_relay = True
     assert machine.verdict == "relayed"
-    assert not machine.wants_relay
+    assert not machine.is_cut_off
 
 
 def test_who_keeps_its_ports_for_several_peers_is_punchable() -> None:

@@ -13,7 +13,7 @@ import trio
 
 from shardp2p.host.host import Host
 from shardp2p.host.punch.mapping import Mapping, MappingKind
-from shardp2p.host.punch.observing import Observing
+from shardp2p.host.punch.observing import Observing, OnSeen
 from shardp2p.host.punch.puncher import Puncher
 from shardp2p.host.punch.schedule import Circumstances, Schedule
 from shardp2p.vocabulary import PeerId
@@ -40,6 +40,7 @@ class PunchKeeper:
         *,
         describe: Callable[[PeerId], Described] = _nothing_known,
         is_wanted: Callable[[PeerId], bool] = lambda _: True,
+        on_seen: OnSeen = lambda observer, local_port, seen: None,
         chance: random.Random | None = None,
     ) -> None:
         self._host = host
@@ -47,7 +48,7 @@ class PunchKeeper:
         self._mapping = mapping
         self._describe = describe
         self._is_wanted = is_wanted
-        self._observing = Observing(host, mapping)
+        self._observing = Observing(host, mapping, on_seen)
         self._schedule = Schedule((chance or random.Random()).random)
         self._punching: set[PeerId] = set()
 

@@ -5,6 +5,7 @@ The messages are those of /shardp2p/swarm/1: docs/protocols/swarm.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -47,12 +48,17 @@ async def ask_seen(host: Host, connection: Muxer) -> Endpoint:
     return answer.host, answer.port
 
 
+OnSeen = Callable[[Endpoint, int, Endpoint], None]
+"""Hears who saw us, which port of ours it was, and where it was seen."""
+
+
 class Observing:
     """Keeps `mapping` current by asking whom `host` has dialled from its listening port."""
 
-    def __init__(self, host: Host, mapping: Mapping) -> None:
+    def __init__(self, host: Host, mapping: Mapping, on_seen: OnSeen = lambda observer, local_port, seen: None) -> None:
         self._host = host
         self._mapping = mapping
+        self._on_seen = on_seen
         self._asked: dict[Muxer, float] = {}
         self._observers: dict[Muxer, Endpoint] = {}
 

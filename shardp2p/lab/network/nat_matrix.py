@@ -28,7 +28,7 @@ PROMPT: Final = "Name three rivers of Europe."
 TOKENS: Final = 8
 RELAY: Final = "relay"
 PORT: Final = 4001
-FOUNDER_MEMORY: Final = "64MiB"
+FOUNDER_MEMORY: Final = "8MiB"
 """Too little for a layer: it is there to be met, and to relay."""
 PEER_MEMORY: Final = "600MiB"
 CELL_S: Final = 90.0
