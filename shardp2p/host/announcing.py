@@ -98,6 +98,12 @@ def scope_of(ip: IpAddress) -> Scope:
     return "public" if ip.is_global and not is_special else "none"
 
 
+def is_private(address: TcpAddress) -> bool:
+    """Whether it is an address inside some network that is not the internet."""
+    ip = _ip_of(address)
+    return ip is not None and scope_of(ip) == "private"
+
+
 def standing_of(situation: Situation) -> Standing:
     """What the same says of where we stand."""
     real = [one for one in situation.interfaces if not one.is_of_containers]

@@ -21,7 +21,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from shardp2p.errors import ConfigError, PeerUnavailableError
 from shardp2p.host.addresses import Address, CircuitAddress, Endpoint, TcpAddress, parse_address
-from shardp2p.host.announcing import Standing, dialable_from
+from shardp2p.host.announcing import Standing, dialable_from, is_private
 from shardp2p.host.failures import HANDSHAKE_FAILURES
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.path import DIRECT, Path, relayed, upgrading_path
@@ -30,6 +30,8 @@ from shardp2p.host.tcp import TAKEN, BufferedTcpStream, dial_from, source_for
 from shardp2p.vocabulary import PeerId
 
 CONNECT_S: Final = 5.0
+CONNECT_NEAR_S: Final = 1.5
+"""To a private address, which answers in milliseconds if it is one of ours."""
 HANDSHAKE_S: Final = 10.0
 """Bounds per address, so that one that swallows packets does not use up the caller's time for the others."""
 SHOWN: Final = 4
@@ -196,11 +198,12 @@ async def _close_at_once(raw: RawConnection) -> None:
 
 
 async def _connect(address: TcpAddress, sources: Sequence[Endpoint]) -> trio.SocketStream:
+    limit_s = CONNECT_NEAR_S if is_private(address) else CONNECT_S
     try:
-        with trio.fail_after(CONNECT_S):
+        with trio.fail_after(limit_s):
             return await _connect_from(address, sources) or await trio.open_tcp_stream(address.host, address.port)
     except trio.TooSlowError as error:
-        raise AddressError(f"no answer within {CONNECT_S:.0f} s") from error
+        raise AddressError(f"no answer within {limit_s:g} s") from error
     except OSError as error:
         raise AddressError(_connect_reason(error)) from error
 

@@ -56,9 +56,10 @@ class Paths:
         self._records: dict[PeerId, CoverageRecord] = {}
         self._mapping = Mapping()
         self._improver = Improver(host, self._addresses_of)
-        self._punching = PunchKeeper(
-            host, Puncher(host, self._mapping), self._mapping, describe=self._describe, on_seen=self._sight
-        )
+        self._listens = bool(host.listen_endpoints())
+        if self._listens:
+            puncher = Puncher(host, self._mapping)
+            self._punching = PunchKeeper(host, puncher, self._mapping, describe=self._describe, on_seen=self._sight)
 
     @property
     def answers_directory(self) -> bool:
@@ -98,15 +99,14 @@ class Paths:
 
     async def run(self) -> None:
         """Keep the best paths until cancelled. Who does not listen needs no relay to be reached, and is none."""
-        listens = bool(self._host.listen_endpoints())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._improver.run)
-            if listens:
+            if self._listens:
                 nursery.start_soon(self._punching.run)
                 nursery.start_soon(self._hand_on_places)
             while True:
                 self._records = {one.peer_id: one for one in self._live() if one.peer_id != self._host.peer_id}
-                if listens:
+                if self._listens:
                     self._follow()
                 await trio.sleep(LOOK_S)
 

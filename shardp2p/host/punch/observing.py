@@ -1,4 +1,4 @@
-"""Asks peers, over connections that we dialled from the port we listen on, from which address they see us.
+"""Asks peers that we dialled from which address they see us; what punching goes by are the ports that we listen on.
 
 The messages are those of /shardp2p/swarm/1: docs/protocols/swarm.md.
 """
@@ -29,9 +29,9 @@ AGAIN_S: Final = 30.0
 log = structlog.get_logger()
 
 
-def can_observe(host: Host, connection: Muxer) -> bool:
-    """Whether the peer at the other end sees the port that we listen on."""
-    return connection.path.is_direct and connection.local_port in {port for _, port in host.listen_endpoints()}
+def can_observe(connection: Muxer) -> bool:
+    """Whether the peer at the other end sees where we come from: we dialled it, and no relay is between."""
+    return connection.path.is_direct and connection.is_initiator and connection.local_port is not None
 
 
 async def ask_seen(host: Host, connection: Muxer) -> Endpoint:
@@ -53,7 +53,7 @@ OnSeen = Callable[[Endpoint, int, Endpoint], None]
 
 
 class Observing:
-    """Keeps `mapping` current by asking whom `host` has dialled from its listening port."""
+    """Keeps `mapping` current by asking whom `host` has dialled."""
 
     def __init__(self, host: Host, mapping: Mapping, on_seen: OnSeen = lambda observer, local_port, seen: None) -> None:
         self._host = host
@@ -72,7 +72,7 @@ class Observing:
         async with trio.open_nursery() as nursery:
             for peer in self._host.connected_peers():
                 for connection in self._host.connections(peer):
-                    if can_observe(self._host, connection) and now - self._asked.get(connection, -AGAIN_S) >= AGAIN_S:
+                    if can_observe(connection) and now - self._asked.get(connection, -AGAIN_S) >= AGAIN_S:
                         self._asked[connection] = now
                         nursery.start_soon(self._ask, connection, peer)
 
