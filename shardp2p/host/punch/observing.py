@@ -86,5 +86,7 @@ class Observing:
         except (PeerUnavailableError, RemoteProtocolError, trio.TooSlowError) as error:
             log.debug("not_observed", peer=peer, error=str(error))
             return
-        self._observers[connection] = observer
-        self._mapping.observe(connection.local_port, observer, seen, trio.current_time())
+        self._on_seen(observer, connection.local_port, seen)
+        if connection.local_port in {port for _, port in self._host.listen_endpoints()}:
+            self._observers[connection] = observer
+            self._mapping.observe(connection.local_port, observer, seen, trio.current_time())
