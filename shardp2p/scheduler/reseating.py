@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardp2p.scheduler.holders import Holder, counts, named
-from shardp2p.scheduler.options import SPARED, allowed, options, thin
+from shardp2p.scheduler.options import SPARED, allowed
 from shardp2p.scheduler.placement import Placement
 from shardp2p.scheduler.planning import PlanReport, plan
 from shardp2p.scheduler.reseating_path import Path, paths
+from shardp2p.scheduler.reseating_spare import Step, mend
 from shardp2p.scheduler.ring_search import Ring, cheapest_ring
 from shardp2p.scheduler.settling import rank
 from shardp2p.scheduler.target import Ranges, ranges_by_peer, seats_by_peer
@@ -105,20 +106,21 @@ def next_move(
     Every layer stays held. The best ring stays as fast as it was; unless it `may_slow` for a while, for a large gain.
     """
     swarm = _Swarm(shape, holders, topology)
-    if target.lap_s < swarm.lap_s * (1 - gain):
-        return swarm.towards(target, gain, may_slow=may_slow)
-    return swarm.spare(target)
+    move = swarm.towards(target, gain, may_slow=may_slow) if target.lap_s < swarm.lap_s * (1 - gain) else None
+    return move or swarm.spare(target)
 
 
 class _Swarm:
     """Who sits where, in a swarm that lacks no layer."""
 
-    def __init__(self, shape: ModelShape, holders: Sequence[Holder], topology: Topology) -> None:
+    def __init__(self, shape: ModelShape, holders: Iterable[Holder], topology: Topology) -> None:
         self._shape = shape
         self._topology = topology
         self._holders = sorted(holders, key=lambda one: (one.peer_id, one.layers))
-        self._seats = seats_by_peer(holders)
-        self._speed = {holder.peer_id: holder.layer_s for holder in holders}
+        self._ranges = ranges_by_peer(self._holders)
+        self._speed = {holder.peer_id: holder.layer_s for holder in self._holders}
+        self._held = counts(shape.layers, [holder.layers for holder in self._holders])
+        self._spared = min(SPARED, sum(self._held) // shape.layers)
         ring = self._ring(self._holders)
         assert ring is not None, "next_move was asked while layers are missing"
         self.lap_s = ring.lap_s
@@ -129,17 +131,14 @@ class _Swarm:
 
         Where the best ring is slower on every whole way there, such a way is taken for a large gain alone.
         """
-        ranges = ranges_by_peer(self._holders)
-        room = sum(len(seat) for seat in self._seats.values())
-        spared = min(SPARED, room // self._shape.layers)
         slowing: Path | None = None
-        for path in paths(self._shape, target.stages, ranges, self._running):
+        for path in paths(self._shape, target.stages, self._ranges, self._running):
             lap_s = self._lap_s(path.seats) if path.missed else target.lap_s
-            if not path.steps or lap_s >= self.lap_s * (1 - gain) or self._spared(path.seats) < spared:
+            if not path.steps or lap_s >= self.lap_s * (1 - gain) or not self._is_mended(path.seats):
                 continue
             if path.missed and slowing is not None and target.lap_s < lap_s * (1 - LARGE_GAIN):
                 continue
-            slowest_s = self._slowest_s(ranges, path)
+            slowest_s = self._slowest_s(path)
             if slowest_s <= self.lap_s + SLACK_S:
                 return self._first(path, lap_s)
             if slowing is None and may_slow and not path.missed and slowest_s <= self.lap_s * SLOWER:
@@ -148,19 +147,15 @@ class _Swarm:
             return None
         return self._first(slowing, target.lap_s)
 
-    def _spared(self, seats: Mapping[PeerId, Ranges]) -> int:
-        """How many peers hold every layer."""
-        return min(counts(self._shape.layers, [part for parts in seats.values() for part in parts]))
-
     def _first(self, path: Path, lap_s: float) -> Move:
         step = path.steps[0]
         share = 1 - lap_s / self.lap_s
         reason = f"nobody needs it where it is; once all sit as planned the best ring is {share:.0%} faster"
         return Move(step.peer_id, Placement(step.ranges, "speed", (reason,)))
 
-    def _slowest_s(self, seats: Mapping[PeerId, Ranges], path: Path) -> float:
+    def _slowest_s(self, path: Path) -> float:
         """The longest lap on the way. As long as no peer of today's ring moves, that one is there."""
-        now, slowest_s, is_touched = dict(seats), self.lap_s, False
+        now, slowest_s, is_touched = dict(self._ranges), self.lap_s, False
         for step in path.steps:
             now[step.peer_id] = step.ranges
             is_touched |= step.peer_id in self._running
@@ -169,43 +164,55 @@ class _Swarm:
         return slowest_s
 
     def spare(self, target: PlanReport) -> Move | None:
-        """The first in rank of the peers in no good ring that could help scarce layers by half of its memory.
+        """How a peer brings layers to as many holders as the memory allows, while the best ring stays as fast.
 
-        Or bring every layer to as many holders as the memory allows.
+        Up to SPARED any help counts. Beyond, it must be worth half of the peer's memory, and no peer of a good ring
+        moves.
         """
-        held = counts(self._shape.layers, [holder.layers for holder in self._holders])
-        level = allowed(held)
-        if min(held) >= level:
+        step = self._mend()
+        if step is None:
+            busy = self._running | {stage.peer_id for stage in target.stages}
+            idle = self._ranked(self._ranges.keys() - busy)
+            step = mend(self._shape.layers, self._ranges, idle, allowed(self._held), least=0.5)
+        if step is None:
             return None
-        busy = self._running | {stage.peer_id for stage in target.stages}
-        for peer in self._ranked(self._seats.keys() - busy):
-            without, seat = self._held_without(peer), self._seats[peer]
-            if min(without) == 0:
-                continue
-            found = options(self._shape.layers, len(seat), without, level)
-            best = min(found, key=lambda one: (thin(_with(without, one.layers), level), len(one.ranges), one.start))
-            left = thin(_with(without, best.layers), level)
-            if 2 * (thin(held, level) - left) >= len(seat) or left == 0:
-                reason = f"many hold its layers, and few hold {named(best.ranges)}"
-                return Move(peer, Placement(best.ranges, "redundancy", (reason,)))
-        return None
+        reason = f"many hold its layers, and few hold {named(step.ranges)}"
+        return Move(step.peer_id, Placement(step.ranges, "redundancy", (reason,)))
+
+    def _mend(self) -> Step | None:
+        """The next step until SPARED hold every layer; peers of the ring move last, where others replace them in it."""
+        idle = self._ranked(self._ranges.keys() - self._running)
+        order = [*idle, *self._ranked(self._running)]
+        return mend(self._shape.layers, self._ranges, order, self._spared, is_allowed=self._is_as_fast)
+
+    def _is_mended(self, seats: Mapping[PeerId, Ranges]) -> bool:
+        """Whether SPARED hold every layer in the end, when all are where `seats` has them."""
+        for _ in range(2 * len(seats)):
+            if min(counts(self._shape.layers, [part for parts in seats.values() for part in parts])) >= self._spared:
+                return True
+            step = self._with(seats)._mend()
+            if step is None:
+                return False
+            seats = {**seats, step.peer_id: step.ranges}
+        return False
+
+    def _is_as_fast(self, step: Step) -> bool:
+        if step.peer_id not in self._running:
+            return True
+        return self._lap_s({**self._ranges, step.peer_id: step.ranges}) <= self.lap_s + SLACK_S
+
+    def _with(self, seats: Mapping[PeerId, Ranges]) -> _Swarm:
+        return _Swarm(self._shape, self._sitting(seats), self._topology)
+
+    def _sitting(self, seats: Mapping[PeerId, Ranges]) -> list[Holder]:
+        return [Holder(peer, part, self._speed[peer]) for peer, parts in seats.items() for part in parts]
 
     def _ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         return sorted(peers, key=lambda peer: rank(self._shape.digest, peer))
-
-    def _without(self, peer: PeerId) -> list[Holder]:
-        return [holder for holder in self._holders if holder.peer_id != peer]
-
-    def _held_without(self, peer: PeerId) -> list[int]:
-        return counts(self._shape.layers, [holder.layers for holder in self._without(peer)])
 
     def _ring(self, holders: Sequence[Holder]) -> Ring | None:
         return cheapest_ring(self._shape.layers, holders, self._topology.delay_s)
 
     def _lap_s(self, seats: Mapping[PeerId, Ranges]) -> float:
-        ring = self._ring([Holder(peer, part, self._speed[peer]) for peer, parts in seats.items() for part in parts])
+        ring = self._ring(self._sitting(seats))
         return ring.lap_s if ring is not None else float("inf")
-
-
-def _with(held: Sequence[int], layers: set[int]) -> list[int]:
-    return [count + (layer in layers) for layer, count in enumerate(held)]

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardp2p.scheduler.holders import counts
-from shardp2p.scheduler.options import SPARED, options, run_of, thin
+from shardp2p.scheduler.options import run_of
 from shardp2p.scheduler.plan import Stage
+from shardp2p.scheduler.reseating_spare import Step
 from shardp2p.scheduler.settling import rank
 from shardp2p.scheduler.target import Layers, Ranges, turnings, widened
 from shardp2p.scheduler.topology import ModelShape
@@ -22,14 +23,6 @@ RELIEVED = 3
 
 KEPT = 3
 """Paths of each kind that are looked at more closely: those with the fewest steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A peer and all that it holds from then on."""
-
-    peer_id: PeerId
-    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +96,7 @@ class _Walk:
             if self._may_leave(peer):
                 held, now = self._without(peer), self._seats[peer]
                 return Step(peer, widened(self._arcs[peer], len(now), held, now))
-        return next(self._reliefs(waiting), None) if waiting else next(self._mends(), None)
-
-    def _mends(self) -> Iterator[Step]:
-        """Once all sit: how peers without a seat in the plan go where layers are on too few."""
-        scarce = thin(self._held, SPARED)
-        if not scarce or sum(self._held) < SPARED * self._layers:
-            return
-        for peer in filter(self._may_leave, self._free):
-            held = self._without(peer)
-            best = max(options(self._layers, len(self._seats[peer]), held), key=lambda one: (one.relief, one.balance))
-            if thin([count + (layer in best.layers) for layer, count in enumerate(held)], SPARED) < scarce:
-                yield Step(peer, best.ranges)
+        return next(self._reliefs(waiting), None)
 
     def _reliefs(self, waiting: Sequence[PeerId]) -> Iterator[Step]:
         """How a peer without a seat in the plan takes over most of what only one that waits holds."""

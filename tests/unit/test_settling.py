@@ -12,6 +12,7 @@ import pytest
 from shardp2p.scheduler.holders import Holder, HolderState, counts
 from shardp2p.scheduler.options import SPARED
 from shardp2p.scheduler.placement import place
+from shardp2p.scheduler.reseating import next_move, target_of
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
@@ -106,14 +107,21 @@ class Start:
             self.claim(now, joiner, better.ranges, "placing" if joiner.moves < 2 else "loading")
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_peers_that_start_together_hold_every_layer_as_often_as_their_memory_allows(seed: int) -> None:
+def settled(seed: int) -> tuple[Start, list[int]]:
+    """Eight peers that started together, once they have settled; and how much each holds."""
     draw = random.Random(seed)
     layers = draw.choice((6, 12, 24, 30))
     fits = [draw.randint(1, layers // 2) for _ in range(8)]
     fits[0] += max(0, layers - sum(fits))
     start = Start(seed, layers, fits, spread_s=draw.choice((0.0, 1.0, 10.0)), delay_s=draw.choice((0.5, 3.0, 6.0)))
     start.run()
+    return start, fits
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_peers_that_start_together_hold_every_layer_as_often_as_their_memory_allows(seed: int) -> None:
+    start, fits = settled(seed)
+    layers = start.shape.layers
     ranges = [layers for joiner in start.joiners.values() for layers in joiner.ranges]
     assert min(counts(layers, ranges)) >= min(sum(fits) // layers, SPARED)
     assert min(counts(layers, ranges)) >= sum(fits) // layers - 1
@@ -121,6 +129,25 @@ def test_peers_that_start_together_hold_every_layer_as_often_as_their_memory_all
         assert joiner.moves <= 2
         assert sum(map(len, joiner.ranges)) == joiner.machine.fits_layers
         assert joiner.state == "loading"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_moves_for_speed_end_where_every_layer_is_on_as_many_peers_as_before(seed: int) -> None:
+    start, fits = settled(seed)
+    layers = start.shape.layers
+    holders = [Holder(peer, part, 0.01) for peer, joiner in start.joiners.items() for part in joiner.ranges]
+    target = target_of(start.shape, holders, start.topology)
+    assert target is not None
+    for _ in range(3 * len(fits)):
+        move = next_move(start.shape, holders, start.topology, target, may_slow=True)
+        if move is None:
+            break
+        holders = [one for one in holders if one.peer_id != move.peer_id]
+        assert min(counts(layers, [one.layers for one in holders])) > 0
+        holders += [Holder(move.peer_id, part, 0.01) for part in move.placement.ranges]
+    else:
+        pytest.fail("the peers never came to rest")
+    assert min(counts(layers, [one.layers for one in holders])) >= min(sum(fits) // layers, SPARED)
 
 
 def test_of_two_equal_claims_one_gives_way_and_both_agree_which() -> None:
