@@ -12,7 +12,7 @@ from shardp2p.cli.sight import Sight
 from shardp2p.scheduler.coverage import Seen
 from shardp2p.vocabulary import PeerId
 
-HEAD: Final = ("peer", "state", "layers", "reach", "rtt", "layer", "free memory", "region", "version")
+HEAD: Final = ("peer", "state", "layers", "reach", "path", "rtt", "layer", "free memory", "region", "version")
 NUMBERS: Final = frozenset({"rtt", "layer", "free memory"})
 LINES_BESIDE: Final = 5
 MAX_RANGES: Final = 2
@@ -22,7 +22,7 @@ MAX_RANGES: Final = 2
 def peer_lines(sight: Sight, columns: int, rows: int) -> Sequence[Text]:
     """A line for each peer, the most useful columns first; at most `rows` lines in all."""
     rtts_s, most = sight.rtts_s, max(1, rows - LINES_BESIDE)
-    shown = [_cells(one, rtts_s, is_here=one.record.peer_id == sight.peer_id) for one in sight.seen[:most]]
+    shown = [_cells(one, sight, rtts_s) for one in sight.seen[:most]]
     count = len(sight.live)
     head = Text(clipped(f"{sight.name}: {count:,} {'peer' if count == 1 else 'peers'} live", columns), style="bold")
     lines = [head, Text(), *aligned(HEAD, shown, columns, right=NUMBERS)]
@@ -34,11 +34,12 @@ def peer_lines(sight: Sight, columns: int, rows: int) -> Sequence[Text]:
 def peers_object(sight: Sight) -> dict[str, Any]:
     """What `--json` says: all fields of all records."""
     rtts_s = sight.rtts_s
-    return {**sight.head(), "peers": [_peer_object(one, rtts_s.get(one.record.peer_id)) for one in sight.seen]}
+    return {**sight.head(), "peers": [_peer_object(one, sight, rtts_s) for one in sight.seen]}
 
 
-def _cells(one: Seen, rtts_s: dict[PeerId, float], *, is_here: bool) -> tuple[str, ...]:
+def _cells(one: Seen, sight: Sight, rtts_s: dict[PeerId, float]) -> tuple[str, ...]:
     record = one.record
+    edges, is_here = sight.edges_to(record.peer_id), record.peer_id == sight.peer_id
     ranges = [f"{held.layers} {clipped(held.model, 16)}" for held in record.held[:MAX_RANGES]]
     more = f" +{len(record.held) - MAX_RANGES}" if len(record.held) > MAX_RANGES else ""
     return (
@@ -46,6 +47,7 @@ def _cells(one: Seen, rtts_s: dict[PeerId, float], *, is_here: bool) -> tuple[st
         record.state if one.is_live else "gone?",
         ", ".join(ranges) + more,
         record.reachability,
+        edges[0]["path"] if edges else "",
         "here" if is_here else milliseconds(rtts_s.get(record.peer_id)),
         milliseconds(min((held.decode_layer_s for held in record.held if held.decode_layer_s), default=None)),
         f"{gibibytes(record.free_memory_bytes)} of {gibibytes(record.memory_bytes)}" if record.memory_bytes else "",
@@ -54,14 +56,16 @@ def _cells(one: Seen, rtts_s: dict[PeerId, float], *, is_here: bool) -> tuple[st
     )
 
 
-def _peer_object(one: Seen, rtt_s: float | None) -> dict[str, Any]:
+def _peer_object(one: Seen, sight: Sight, rtts_s: dict[PeerId, float]) -> dict[str, Any]:
     record = one.record
+    rtt_s = rtts_s.get(record.peer_id)
     return {
         "peer_id": record.peer_id,
         "is_live": one.is_live,
         "state": record.state,
         "addresses": list(record.addresses),
         "reachability": record.reachability,
+        "edges": list(sight.edges_to(record.peer_id)),
         "region": record.region,
         "version": record.version,
         "rtt_ms": None if rtt_s is None else round(1e3 * rtt_s, 3),

@@ -17,7 +17,10 @@ Source = Literal["gossip", "directory"]
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A swarm as the peer `peer_id` of this machine sees it, with its own `links` to others."""
+    """A swarm as the peer `peer_id` of this machine sees it, with its own `links` to others.
+
+    `edges` are its live connections, as swarm/paths.py writes them: of each peer, the one in use first.
+    """
 
     peer_id: PeerId
     swarm: SwarmId
@@ -25,6 +28,11 @@ class Sight:
     source: Source
     seen: tuple[Seen, ...]
     links: tuple[Link, ...] = ()
+    edges: tuple[dict[str, Any], ...] = ()
+
+    def edges_to(self, peer: PeerId) -> tuple[dict[str, Any], ...]:
+        """The connections to one peer."""
+        return tuple(edge for edge in self.edges if edge["peer"] == peer)
 
     @property
     def live(self) -> tuple[CoverageRecord, ...]:

@@ -48,6 +48,7 @@ def sight_of(view: dict[str, Any]) -> Sight:
         source="directory" if "hints" in view else "gossip",
         seen=tuple(sorted(seen, key=lambda one: one.record.peer_id)),
         links=tuple(Link(PeerId(peer), rtt_s, spread_s, rate) for peer, rtt_s, spread_s, rate in view["links"]),
+        edges=tuple(view["edges"]),
     )
 
 
@@ -72,6 +73,7 @@ def _head_of(member: Member) -> dict[str, Any]:
             [link.peer, link.rtt_s, link.spread_s, link.bandwidth_bytes_s]
             for link in member.links.snapshot(trio.current_time())
         ],
+        "edges": member.paths.edges(),
     }
 
 

@@ -66,26 +66,30 @@ class Paths:
         """Whether others may keep records with us: they could not ask for them if only relays lead here."""
         return not self._reachable.is_cut_off
 
+    def edges(self) -> list[dict[str, Any]]:
+        """Every live connection as JSON has it; of each peer, the one that new streams take first."""
+        return [
+            {
+                "peer": edge.peer,
+                "path": edge.path.kind,
+                "relay": edge.path.relay,
+                "is_carried": edge.is_carried,
+                "rtt_ms": round(1e3 * edge.round_trip_s, 3),
+                "silent_s": round(edge.silent_s, 1),
+                "is_suspect": edge.is_suspect,
+                "streams": edge.streams,
+                "sent_bytes": edge.sent_bytes,
+                "received_bytes": edge.received_bytes,
+                "queued_bytes": edge.queued_bytes,
+            }
+            for edge in edges_of(self._host)
+        ]
+
     def status(self) -> dict[str, Any]:
         """What `shardp2p status --json` says of it."""
         relaying = self._circuits.relaying
         return {
-            "edges": [
-                {
-                    "peer": edge.peer,
-                    "path": edge.path.kind,
-                    "relay": edge.path.relay,
-                    "is_carried": edge.is_carried,
-                    "rtt_ms": round(1e3 * edge.round_trip_s, 3),
-                    "silent_s": round(edge.silent_s, 1),
-                    "is_suspect": edge.is_suspect,
-                    "streams": edge.streams,
-                    "sent_bytes": edge.sent_bytes,
-                    "received_bytes": edge.received_bytes,
-                    "queued_bytes": edge.queued_bytes,
-                }
-                for edge in edges_of(self._host)
-            ],
+            "edges": self.edges(),
             "places": [candidate.peer for candidate in self._circuits.held()],
             "troubles": {str(peer): reason for peer, reason in self._circuits.troubles().items()},
             "relaying": None

@@ -133,10 +133,12 @@ def test_coverage_object_names_every_holder() -> None:
 
 def test_view_of_a_running_peer_keeps_records_links_and_hints() -> None:
     one, link = record(1, held(0, 30)), Link(record(1).peer_id, 0.02, 0.001, 1e6)
-    view = {"peer_id": HERE, "swarm": SWARM, "name": "lab", "links": [[link.peer, 0.02, 0.001, 1e6]]}
+    view: dict[str, Any] = {"peer_id": HERE, "swarm": SWARM, "name": "lab", "links": [[link.peer, 0.02, 0.001, 1e6]]}
+    view["edges"] = [{"peer": one.peer_id, "path": "relayed"}, {"peer": HERE, "path": "direct"}]
     sealed = base64.b64encode(seal_record(identity_of(1), one)).decode()
     told = sight_of(json.loads(json.dumps({**view, "records": [sealed]})))
-    assert told == sight(one, links=(link,))
+    assert told == replace(sight(one, links=(link,)), edges=tuple(view["edges"]))
+    assert [edge["path"] for edge in told.edges_to(one.peer_id)] == ["relayed"]
     assert told.rtts_s == {one.peer_id: 0.02}
     hint = [base64.b64encode(encode_record(one)).decode(), False]
     found = sight_of({**view, "hints": [hint]})
@@ -147,13 +149,17 @@ def test_view_of_a_running_peer_keeps_records_links_and_hints() -> None:
 
 def test_peers_are_a_line_each_and_fields_in_json() -> None:
     one = record(1, held(0, 12), region="eu\x1b[2J", version="1.2")
-    seen = sight(one, record(2), links=(Link(one.peer_id, 0.0123, 0.001),))
+    edges = tuple({"peer": one.peer_id, "path": path} for path in ("punched", "relayed"))
+    seen = replace(sight(one, record(2), links=(Link(one.peer_id, 0.0123, 0.001),)), edges=edges)
     text = "\n".join(line.plain for line in peer_lines(seen, 120, 50))
     assert "lab: 2 peers live" in text
     assert "12.3 ms" in text
+    assert "punched" in text
+    assert "relayed" not in text
     assert "\x1b" not in text
     told = peers_object(seen)
     assert [peer["rtt_ms"] for peer in told["peers"]] == [12.3, None]
+    assert [len(peer["edges"]) for peer in told["peers"]] == [2, 0]
     assert told["peers"][0]["held"][0]["layers"] == [0, 12]
     assert told["seen_by"] == HERE
 
