@@ -92,8 +92,6 @@ class Member:
         self.bootstrap = tuple(bootstrap)
         self.refused = trio.Event()
         """Set when the swarm does not admit us any more."""
-        self.ring_peers: frozenset[PeerId] = frozenset()
-        """Peers next to us in rings: their links are measured first."""
         self.reachable = reachable
         """How others reach us, and from which of their addresses we reach them."""
         self.paths = paths
@@ -103,7 +101,7 @@ class Member:
             host,
             self.links,
             alive=self._alive,
-            needed=lambda: self.ring_peers,
+            needed=self.node.ring_edges.warm,
             is_busy=self._is_busy,
             blame=self._blame,
         )

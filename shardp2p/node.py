@@ -34,6 +34,7 @@ from shardp2p.stage.holding import CacheBudget, HeldBlock, Holding
 from shardp2p.stage.service import StageService
 from shardp2p.swarm.dial_backs import DialBackAnswers
 from shardp2p.swarm.probes import ProbeAnswers
+from shardp2p.swarm.ring_edges import RingEdges
 from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
@@ -73,14 +74,16 @@ class Node:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.ring_edges = RingEdges(host)
+        """The peers next to us in rings."""
         self._verdicts = VerdictInbox()
-        self._stage = StageService(host)
+        self._stage = StageService(self.ring_edges)
         self._held: list[HeldModel] = []
         self._probe_answers = ProbeAnswers(is_busy=self.is_busy)
         self._dial_backs = DialBackAnswers(host)
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
-        self._driving = GenerateService(host, self._verdicts, make_proposer)
+        self._driving = GenerateService(self.ring_edges, self._verdicts, make_proposer)
         self.sealed_record: Callable[[], bytes] = bytes
         """Our newest coverage record; empty outside a swarm."""
 
@@ -215,7 +218,7 @@ class Node:
         """
         if driver == "local" or plan.stages[0].peer_id == self.peer_id:
             own = proposer or make_proposer(draft)
-            return open_generation(self._host, self._verdicts, plan, request, proposer=own, limits=limits)
+            return open_generation(self.ring_edges, self._verdicts, plan, request, proposer=own, limits=limits)
         if proposer is not None:
             raise LocalProtocolError("a proposer of one's own proposes only where the generation is driven here")
         return open_remote_generation(self._host, plan, request, draft=draft, limits=limits)
@@ -272,6 +275,7 @@ class Node:
             hello = await _first_of(receiver.receive)
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"a ring stream began with {type(hello).__name__}")
+            self.ring_edges.note(channel.peer)
             if self._verdicts.knows(hello) or not self._held:
                 await self._verdicts.serve_ring(hello, receiver, channel.peer)
             else:
