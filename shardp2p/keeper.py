@@ -24,7 +24,7 @@ from shardp2p.stage.holding import CacheBudget, Holding
 from shardp2p.swarm.life import Choose, Command, Drain, Leave, Life, Load, Seat, Seats
 from shardp2p.swarm.publisher import Coverage
 from shardp2p.swarm.speed import SpeedEstimate
-from shardp2p.vocabulary import DType, LayerRange, LayerSpeed, PeerId
+from shardp2p.vocabulary import DType, LayerRange, LayerSpeed
 from shardp2p.wire.records import HeldLayers, Link, NodeState
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ LOOK_S: Final = 1.0
 """How often what we publish of ourselves is brought up to date: free rows, speeds, links."""
 EXPLAIN_S: Final = 4.0
 """How long a peer that joins waits before it says why nobody answers; each look dials the peer list once."""
-FRESH_S: Final = 120.0
-"""For so long after somebody came or went, a smaller gain is reason enough to take a better seat."""
 RELEASE_S: Final = 30.0
-"""How long sessions on layers that the peer gives up may go on."""
+"""How long sessions on layers that the peer gives up may go on, where others wait for the layers that it takes."""
+FINISH_S: Final = 300.0
+"""The same where nobody waits: requests that run notice nothing of a move, unless they take longer than that."""
 
 log = structlog.get_logger()
 
@@ -89,8 +89,6 @@ class Keeper:
         self._logged = ""
         self._progress = (0, 0)
         self._is_ending = False
-        self._peers: frozenset[PeerId] = frozenset()
-        self._peers_changed_at = trio.current_time()
         self._started = monotonic()
         self.is_ready = trio.Event()
         """Set once what was chosen serves for the first time."""
@@ -190,7 +188,6 @@ class Keeper:
             self._life.progress(*self._progress)
             while (command := self._life.next_command()) is not None:
                 self._do(command, nursery)
-            self._note_peers()
             self._log()
             self._say()
             self._wake = trio.Event()
@@ -206,7 +203,7 @@ class Keeper:
     def _do(self, command: Command, nursery: trio.Nursery) -> None:
         match command:
             case Choose():
-                self._choose(command)
+                nursery.start_soon(self._choose, command)
             case Load(seats):
                 nursery.start_soon(self._load, seats)
             case Drain():
@@ -227,34 +224,28 @@ class Keeper:
                 self._life.not_joined(await self._member.explain_silence())
                 self._wake.set()
 
-    def _choose(self, question: Choose) -> None:
-        now, live = trio.current_time(), self._member.live()
-        others = [record for record in live if record.peer_id != self._member.peer_id]
-        topology = self._member.topology(())
-        held = tuple(sorted(self._kept))
-        if question.is_review:
-            is_changed = now - self._peers_changed_at < FRESH_S
-            seats, reason = self._seating.review(held, live, topology, is_changed=is_changed)
-        elif not self._life.seats:
-            seats, reason = self._seating.choose(others, topology, stored=held)
-        elif held and not self._seating.may_leave(held, self._life.seats, live):
-            seats, reason = held, "its layers are needed where it is"
-        else:
-            seats, reason = self._seating.settle(self._life.seats, others)
-        self._life.chosen(seats, reason, now)
+    async def _choose(self, question: Choose) -> None:
+        """Answer the life machine. Among many peers that takes a while, in which the event loop goes on."""
+        held, live = tuple(sorted(self._kept)), self._member.live()
+        seats, reason = await trio.to_thread.run_sync(
+            self._seating.answer,
+            question,
+            self._life.seats,
+            held,
+            live,
+            self._member.topology(()),
+            trio.current_time(),
+            abandon_on_cancel=True,
+        )
+        self._life.chosen(seats, reason, trio.current_time())
         self._wake.set()
-
-    def _note_peers(self) -> None:
-        """Remember when somebody came or went."""
-        peers = frozenset(record.peer_id for record in self._member.live())
-        if peers != self._peers:
-            self._peers, self._peers_changed_at = peers, trio.current_time()
 
     async def _load(self, seats: Seats) -> None:
         """Serve exactly `seats`, and say so, or why not."""
+        patience_s = FINISH_S if self._seating.is_whole(seats, self._member.live()) else RELEASE_S
         try:
             for seat in [seat for seat in self._kept if seat not in seats]:
-                with trio.move_on_after(RELEASE_S):
+                with trio.move_on_after(patience_s):
                     await self._release(seat)
             for seat in seats:
                 if seat not in self._kept:

@@ -1,23 +1,23 @@
 """Which layers of which models one peer should hold: the scheduler's answers, within the peer's memory. Pure.
 
 `choose` for a peer that holds nothing yet, `settle` when others chose at the same moment, `review` while it serves.
+`answer` says which of these a question of the life machine asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from shardp2p.errors import ConfigError, LocalProtocolError
 from shardp2p.runtime.budget import Budget
-from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, counts, holders_of
-from shardp2p.scheduler.options import SPARED
+from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, counts, holders_of, missing_ranges
+from shardp2p.scheduler.occasion import Occasion
 from shardp2p.scheduler.reseating import better_seat, may_leave
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.sharing import Offer, share
 from shardp2p.scheduler.topology import ModelShape, Topology
-from shardp2p.swarm.life import Seat, Seats
+from shardp2p.swarm.life import Choose, Seat, Seats
 from shardp2p.vocabulary import LayerRange, PeerId
 from shardp2p.weights.footprint import Footprint
 from shardp2p.weights.store import StoredModel
@@ -50,6 +50,7 @@ class Seating:
         self._models = {offered.shape.digest: offered for offered in models}
         self._budget = budget
         self._pinned = pinned
+        self._occasions = {digest: Occasion() for digest in self._models}
 
     def offered(self, digest: str) -> Offered:
         """The model of that digest. Raises: LocalProtocolError for one that is not offered."""
@@ -65,6 +66,28 @@ class Seating:
     def cache_bytes(self, seat: Seat) -> int:
         """What the caches of all sessions over a seat's layers may take together."""
         return self._budget.cache_rows * self.offered(seat.digest).footprint.row_bytes(seat.layers)
+
+    def answer(
+        self,
+        question: Choose,
+        claimed: Seats,
+        held: Seats,
+        records: Iterable[CoverageRecord],
+        topology: Topology,
+        now: float,
+    ) -> tuple[Seats, str]:
+        """Where to sit for a peer that claims and holds these seats, and why. `records` have its own among them."""
+        records = tuple(records)
+        others = [record for record in records if record.peer_id != self._peer]
+        if question.is_review:
+            return self.review(held, records, topology, now)
+        if not claimed:
+            return self.choose(others, topology, stored=held)
+        if held and not self.may_leave(held, claimed, records):
+            return held, "its layers are needed where it is"
+        if held and self.is_whole(claimed, records):
+            return claimed, "others serve what it gives up"
+        return self.settle(claimed, others)
 
     def choose(self, records: Iterable[CoverageRecord], topology: Topology, *, stored: Seats = ()) -> tuple[Seats, str]:
         """Where to sit, and why; no seats where nothing fits. `stored` are seats whose layers are in memory or near."""
@@ -84,7 +107,7 @@ class Seating:
     def _worth(self, seats: Seats, held: Mapping[str, Sequence[int]]) -> tuple[bool, tuple[int, ...], int]:
         """How much seats are worth beside what others hold. Missing ends come first: few peers have room for those.
 
-        Then the scarcest layers, by how many hold them up to SPARED; then more layers.
+        Then the scarcest layers, by how many hold them; then more layers.
         """
         after = {digest: list(by_layer) for digest, by_layer in held.items()}
         takes_missing_end = False
@@ -93,7 +116,7 @@ class Seating:
                 is_end = layer in (0, len(after[seat.digest]) - 1)
                 takes_missing_end |= is_end and after[seat.digest][layer] == 0
                 after[seat.digest][layer] += 1
-        scarcest = sorted(min(count, SPARED) for by_layer in after.values() for count in by_layer)
+        scarcest = sorted(count for by_layer in after.values() for count in by_layer)
         return takes_missing_end, tuple(scarcest), sum(len(seat.layers) for seat in seats)
 
     def _most(
@@ -115,19 +138,17 @@ class Seating:
         return None
 
     def _ends(self, held: Mapping[str, Sequence[int]]) -> Iterator[tuple[Seats, str]]:
-        """For each end of a model that few hold: as many layers from there on as fit and no more peers hold."""
+        """For each end of a model: as many layers from there on as fit."""
         for digest, offered in self._models.items():
-            by_layer, layers = held[digest], offered.shape.layers
-            for order in (range(layers), range(layers - 1, -1, -1)):
-                few = by_layer[order[0]]
-                if few >= SPARED:
-                    continue
-                run = list(takewhile(lambda layer: by_layer[layer] <= few, order))  # noqa: B023
-                for count in range(len(run), 0, -1):
-                    part = LayerRange(min(run[:count]), max(run[:count]) + 1)
-                    if self._fits((seat := Seat(offered.shape.model, digest, part),)):
-                        yield (seat,), f"{_few(few)} layer {order[0]} of {offered.shape.model}"
-                        break
+            layers = offered.shape.layers
+            lengths = range(layers, 0, -1)
+            ends = {0: [LayerRange(0, count) for count in lengths]}
+            ends[layers - 1] = [LayerRange(layers - count, layers) for count in lengths]
+            for end, parts in ends.items():
+                seats = (Seat(offered.shape.model, digest, part) for part in parts)
+                longest = next((seat for seat in seats if self._fits((seat,))), None)
+                if longest is not None:
+                    yield (longest,), f"{_few(held[digest][end])} layer {end} of {offered.shape.model}"
 
     def _holders(self, digest: str, records: Iterable[CoverageRecord]) -> tuple[Holder, ...]:
         """Who holds layers of a model. Whoever lies about how many it has is left out."""
@@ -163,11 +184,11 @@ class Seating:
         return tuple(sorted(settled)), "; ".join(reasons)
 
     def review(
-        self, held: Seats, records: Iterable[CoverageRecord], topology: Topology, *, is_changed: bool
+        self, held: Seats, records: Iterable[CoverageRecord], topology: Topology, now: float
     ) -> tuple[Seats, str]:
         """`held` again, or other seats: where layers are missing, or where the best ring gets clearly faster; and why.
 
-        `records` have our own among them. Unless somebody came or went (`is_changed`), nobody moves for speed: what was
+        `records` have our own among them. Unless somebody came, went or moved, nobody moves for speed: what was
         measured anew is no reason.
         """
         if self._pinned is not None:
@@ -178,12 +199,15 @@ class Seating:
             if must_move(offered.shape, self._peer, coverage):
                 others = [record for record in records if record.peer_id != self._peer]
                 return self.choose(others, topology, stored=held)
-            better = better_seat(offered.shape, self._peer, coverage, topology) if is_changed else None
+            occasion = self._occasions[digest]
+            occasion.note(coverage, now)
+            better = better_seat(offered.shape, self._peer, coverage, topology) if occasion.is_open(now) else None
             if better is None:
                 continue
             kept = [seat for seat in held if seat.digest != digest]
             seats = tuple(sorted([*kept, *(Seat(offered.shape.model, digest, layers) for layers in better.ranges)]))
             if self._fits(seats):
+                occasion.moved()
                 return seats, "; ".join(better.reasons)
         return held, "nothing is missing that this peer should take"
 
@@ -193,6 +217,17 @@ class Seating:
         gives_up = {seat.digest for seat in held if seat not in wanted}
         return all(
             may_leave(self.offered(digest).shape, self._peer, self._holders(digest, records)) for digest in gives_up
+        )
+
+    def is_whole(self, seats: Seats, records: Iterable[CoverageRecord]) -> bool:
+        """Whether every layer of the models of `seats` is served, so that moving there is no hurry."""
+        records = tuple(records)
+        return not any(
+            missing_ranges(
+                self.offered(digest).shape.layers,
+                [holder.layers for holder in self._holders(digest, records) if holder.state == "serving"],
+            )
+            for digest in {seat.digest for seat in seats}
         )
 
     def _pinned_seats(self, layers: LayerRange) -> tuple[Seats, str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from shardp2p.errors import LocalProtocolError
 from shardp2p.runtime.budget import Budget
+from shardp2p.scheduler.occasion import FRESH_S
 from shardp2p.scheduler.topology import Topology
 from shardp2p.seating import Offered, Seating
-from shardp2p.swarm.life import Seat
+from shardp2p.swarm.life import Choose, Seat
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.weights.footprint import Footprint
 from shardp2p.weights.store import StoredModel
@@ -143,13 +144,13 @@ def test_of_two_that_chose_the_same_exactly_one_gives_way() -> None:
 def test_serving_peer_stays_while_its_layers_are_needed() -> None:
     held = (seat("8:20"),)
     live = [record("a", "0:8"), record(ME, "8:20")]
-    assert seating(12).review(held, live, NOWHERE, is_changed=True)[0] == held
+    assert seating(12).review(held, live, NOWHERE, 0.0)[0] == held
 
 
 def test_redundant_peer_moves_where_layers_are_missing() -> None:
     held = (seat("8:20"),)
     live = [record("a", "0:20"), record(ME, "8:20")]
-    assert seating(18).review(held, live, NOWHERE, is_changed=False)[0] == (seat("17:30"),)
+    assert seating(18).review(held, live, NOWHERE, 0.0)[0] == (seat("17:30"),)
 
 
 def test_peer_may_leave_only_layers_that_others_serve() -> None:
@@ -164,7 +165,7 @@ def test_pinned_layers_are_taken_whatever_others_hold() -> None:
     place = seating(12, pinned=LayerRange(10, 20))
     assert place.choose([record("a", "10:20")], NOWHERE)[0] == (seat("10:20"),)
     assert place.settle((seat("10:20"),), [record("a", "10:20", "placing")])[0] == (seat("10:20"),)
-    assert place.review((seat("10:20"),), [], NOWHERE, is_changed=True)[0] == (seat("10:20"),)
+    assert place.review((seat("10:20"),), [], NOWHERE, 0.0)[0] == (seat("10:20"),)
 
 
 def test_pinned_layers_that_do_not_fit_are_refused_with_the_bytes() -> None:
@@ -190,5 +191,39 @@ def test_measuring_anew_moves_nobody() -> None:
     topology = Topology((), {**{(PeerId(o), PeerId(p)): 0.001 for o in "bc" for p in ("b", "c", "me")}, **far})
     held = (seat("15:30"),)
     live = [record("a", "0:15"), record("b", "15:30"), record("c", "15:30"), record(ME, "15:30")]
-    for known in (near, topology, NOWHERE):
-        assert seating(21).review(held, live, known, is_changed=False)[0] == held
+    place = seating(21)
+    place.review(held, live, NOWHERE, 0.0)
+    for at, known in enumerate((near, topology, NOWHERE)):
+        assert place.review(held, live, known, FRESH_S + at)[0] == held
+
+
+def moving() -> tuple[tuple[Seat, ...], list[CoverageRecord]]:
+    """What a peer holds that sits among too many, and what all hold."""
+    live = [record("a", "0:15"), *(record(peer, "15:30") for peer in ("b", "c", "d", ME))]
+    return (seat("15:30"),), live
+
+
+def test_a_peer_that_nobody_needs_goes_where_layers_are_on_few_and_only_while_that_is_new() -> None:
+    held, live = moving()
+    by_peer = {}
+    for peer in ("b", "c", "d", ME):
+        place = Seating(PeerId(peer), (offered(),), Budget(int(21 * ROOM_BYTES / 0.8) + 2, ROWS))
+        by_peer[peer] = place.review(held, live, NOWHERE, 5.0)[0]
+        assert place.review(held, live, NOWHERE, 6.0 + FRESH_S)[0] == held
+    assert sorted(by_peer.values()) == sorted([(seat("0:15"),), held, held, held])
+
+
+def test_a_mover_goes_as_it_chose_unless_its_old_layers_are_needed_meanwhile() -> None:
+    held, live = moving()
+    place, claimed = seating(21), (seat("0:15"),)
+    claim = replace(record(ME, "15:30"), state="placing", held=(*record(ME, "15:30").held, *record(ME, "0:15").held))
+    claims = [record("new", "0:15", "placing"), claim]
+    assert place.answer(Choose(), claimed, held, [*live[:-1], *claims], NOWHERE, 0.0)[0] == claimed
+    assert place.answer(Choose(), claimed, held, [live[0], *claims], NOWHERE, 0.0)[0] == held
+
+
+def test_a_model_is_whole_once_all_its_layers_are_served() -> None:
+    claimed = (seat("15:30"),)
+    live = [record(peer, "0:15") for peer in "ab"] + [record("c", "0:15"), record("c", "15:30", "placing")]
+    assert not seating(21).is_whole(claimed, live)
+    assert seating(21).is_whole(claimed, [*live, record("d", "15:30")])
