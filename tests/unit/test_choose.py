@@ -23,7 +23,6 @@ from shardp2p.runtime import noise
 from shardp2p.runtime.choose import candidates, choose
 from shardp2p.runtime.penalties import TokenCounts, apply_penalties
 from shardp2p.vocabulary import Position, SamplingParams
-from tests.support.statistics import chi_square_limit, chi_square_of_choices
 
 VOCABULARY = 500
 SAMPLED = [
@@ -160,15 +159,6 @@ def test_a_near_tie_is_decided_alike_by_machines_whose_logarithms_differ(monkeyp
         logits = torch.tensor([[-gap, 0.0]] if gap > 0 else [[0.0, gap]], dtype=torch.float64)
         chosen.add(choose(logits, params, positions(3))[0])
     assert len(chosen) == 1
-
-
-# Distribution (the larger counts are in tests/process/test_choose_distribution.py)
-
-
-@pytest.mark.parametrize("params", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8, top_p=0.9)])
-def test_choices_follow_the_softmax_of_the_candidates(params: SamplingParams) -> None:
-    statistic, freedom = chi_square_of_choices(params, draws=8_000)
-    assert statistic < chi_square_limit(freedom)
 
 
 # Filters, against transformers
