@@ -105,6 +105,7 @@ class Member:
             is_busy=self._is_busy,
             blame=self._blame,
         )
+        paths.keep_ready(self.node.ring_edges.warm)
         self.node.sealed_record = gossip.own_sealed
 
     @property

@@ -1,7 +1,8 @@
 """Gets connections off relays: dials straight where that has become possible, and has what is open follow.
 
 Holes are punched by punch/keeper.py; a straight connection that comes of it is used here like any other. When the path
-of a connection dies, whoever carries it asks here for another.
+of a connection dies, whoever carries it asks here for another. With peers that are needed at every moment a second
+connection stands ready, over a relay: to dial one takes several round trips, and to move there two.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MOVE_AGAIN_S: Final = 5.0
 """After a move that failed."""
 MAX_DIALS: Final = 8
 """Peers that are dialled at the same time."""
+MAX_SPARES: Final = 8
+"""Peers with which a connection stands ready: more than one has neighbours in the rings that it works for."""
 
 log = structlog.get_logger()
 
@@ -44,7 +47,11 @@ class Improver:
     def __init__(self, host: Host, addresses_of: AddressesOf, chance: random.Random | None = None) -> None:
         self._host = host
         self._addresses_of = addresses_of
-        self._schedule = Schedule((chance or random.Random()).random)
+        self.needed: Callable[[], Sequence[PeerId]] = lambda: ()
+        """The peers with which a connection is to stand ready, those that matter most first."""
+        chance = chance or random.Random()
+        self._schedule = Schedule(chance.random)
+        self._spare_schedule = Schedule(chance.random)
         self._dialling: set[PeerId] = set()
         self._moving: dict[Muxer, float] = {}
         """Connections that move or could not, and until when they are left alone."""
@@ -57,6 +64,8 @@ class Improver:
                 while True:
                     for peer in self._host.connected_peers():
                         self._look(peer, nursery)
+                    for peer in self.needed()[:MAX_SPARES]:
+                        self._look_for_spare(peer, nursery)
                     now = trio.current_time()
                     self._moving = {muxer: until for muxer, until in self._moving.items() if until > now}
                     await trio.sleep(LOOK_S)
@@ -75,7 +84,20 @@ class Improver:
             circumstances = self._circumstances(peer)
             if circumstances.their_addresses and self._schedule.is_due(peer, circumstances, trio.current_time()):
                 self._dialling.add(peer)
-                nursery.start_soon(self._dial, peer, circumstances)
+                nursery.start_soon(self._dial, peer, circumstances, "straight", self._schedule)
+
+    def _look_for_spare(self, peer: PeerId, nursery: trio.Nursery) -> None:
+        """Have one over a relay beside a hole that was punched: of the two sides, who dialled that sees to it."""
+        best, *others = self._host.connections(peer) or (None,)
+        if best is None or not (best.is_initiator and best.path.is_direct and best.link.is_movable):
+            return
+        if peer in self._dialling or any(not other.path.is_direct and other.carrier is None for other in others):
+            return
+        over_relays = [address for address in self._worthwhile(peer) if isinstance(address, CircuitAddress)]
+        circumstances = Circumstances(their_addresses=tuple(map(str, over_relays)))
+        if over_relays and self._spare_schedule.is_due(peer, circumstances, trio.current_time()):
+            self._dialling.add(peer)
+            nursery.start_soon(self._dial, peer, circumstances, "relayed", self._spare_schedule)
 
     def _should_move(self, muxer: Muxer) -> bool:
         """Of the two sides, who dialled a connection moves it; one without streams ends by itself."""
@@ -87,20 +109,20 @@ class Improver:
         except PeerUnavailableError as error:
             log.debug("not_moved", reason=error.message)
 
-    async def _dial(self, peer: PeerId, circumstances: Circumstances) -> None:
-        """Try the straight addresses of a peer to which only relays lead."""
+    async def _dial(self, peer: PeerId, circumstances: Circumstances, ways: Ways, schedule: Schedule) -> None:
+        """Try the addresses of a peer that lead to it in these ways."""
         failure = f"no answer within {DIAL_S:.0f} s"
         try:
             with trio.move_on_after(DIAL_S):
-                await self._host.connect(peer, self._addresses_of(peer), ways="straight")
-                self._schedule.succeed(peer, circumstances, trio.current_time())
+                await self._host.connect(peer, self._addresses_of(peer), ways=ways)
+                schedule.succeed(peer, circumstances, trio.current_time())
                 return
         except (PeerUnavailableError, ConfigError) as error:
             failure = error.message
         finally:
             self._dialling.discard(peer)
-        log.debug("not_straight", peer=peer, reason=failure)
-        self._schedule.fail(peer, circumstances, trio.current_time())
+        log.debug("not_dialled", peer=peer, ways=ways, reason=failure)
+        schedule.fail(peer, circumstances, trio.current_time())
 
     def _circumstances(self, peer: PeerId) -> Circumstances:
         """What a dial depends on: where we are, and where the peer can be dialled straight from here."""

@@ -61,6 +61,10 @@ class Paths:
             puncher = Puncher(host, self._mapping)
             self._punching = PunchKeeper(host, puncher, self._mapping, describe=self._describe, on_seen=self._sight)
 
+    def keep_ready(self, needed: Callable[[], Sequence[PeerId]]) -> None:
+        """Have a connection over a relay stand ready, from now on, with each of `needed`: those next to us in rings."""
+        self._improver.needed = needed
+
     @property
     def answers_directory(self) -> bool:
         """Whether others may keep records with us: they could not ask for them if only relays lead here."""

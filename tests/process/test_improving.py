@@ -1,0 +1,67 @@
+"""What an Improver does for connections through holes: real hosts, a real relay, and holes that are made by hand."""
+
+from __future__ import annotations
+
+import trio
+
+from shardp2p.host.improving import Improver
+from shardp2p.host.path import PUNCHED, relayed
+from tests.process.carried import ECHO, Pair, wait_movable
+from tests.support.circuits import hidden_node, relay_node
+
+BOUND_S = 60
+"""Of whole tests: nothing hangs; a loaded machine is no failure."""
+
+
+async def test_with_a_needed_peer_a_connection_over_a_relay_stands_ready_for_when_the_hole_closes() -> None:
+    with trio.fail_after(BOUND_S):
+        async with (
+            relay_node() as relay,
+            hidden_node(relay) as far,
+            hidden_node() as near,
+            trio.open_nursery() as nursery,
+        ):
+            hosts = Pair(near.host, far.host, nursery)
+            hole, hole_far, way = await hosts.connect(PUNCHED)
+            await wait_movable(hole, hole_far)
+            stream = await near.host.open_stream(far.peer, ECHO)
+            improver = Improver(near.host, lambda peer: far.circuits.addresses())
+            improver.needed = lambda: (far.peer,)
+            nursery.start_soon(improver.run)
+            while len(near.host.paths(far.peer)) < 2:
+                await trio.sleep(0.01)
+            assert near.host.paths(far.peer) == (PUNCHED, relayed(relay.peer))
+            _, spare = near.host.connections(far.peer)
+            await wait_movable(spare)
+
+            way.swallow()
+            await stream.send_all(b"after the hole")
+            received = b""
+            while len(received) < len(b"after the hole"):
+                received += await stream.receive_some(64)
+            assert received == b"after the hole"
+            assert hole.carrier is spare
+            await stream.close()
+            nursery.cancel_scope.cancel()
+
+
+async def test_one_connection_stands_ready_and_no_more_and_only_with_peers_that_are_needed() -> None:
+    with trio.fail_after(BOUND_S):
+        async with (
+            relay_node() as relay,
+            hidden_node(relay) as far,
+            hidden_node(relay) as other,
+            hidden_node() as near,
+            trio.open_nursery() as nursery,
+        ):
+            for node in (far, other):
+                hole, hole_far, _ = await Pair(near.host, node.host, nursery).connect(PUNCHED)
+                await wait_movable(hole, hole_far)
+            addresses = {node.peer: node.circuits.addresses() for node in (far, other)}
+            improver = Improver(near.host, lambda peer: addresses[peer])
+            improver.needed = lambda: (far.peer,)
+            nursery.start_soon(improver.run)
+            await trio.sleep(2)  # several looks; a moment that is too short could only hide a failure
+            assert near.host.paths(far.peer) == (PUNCHED, relayed(relay.peer))
+            assert near.host.paths(other.peer) == (PUNCHED,)
+            nursery.cancel_scope.cancel()
