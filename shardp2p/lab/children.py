@@ -118,9 +118,8 @@ class Child:
 
         Raises: what the child said it died of, as the kind of error that its exit code stands for.
         """
-        assert self._process.stdout is not None
         while b"\n" not in self._received:
-            piece = await self._process.stdout.receive_some()
+            piece = await self._receive()
             if not piece:
                 raise self._failure(await self._process.wait())
             self._received += piece
@@ -129,6 +128,24 @@ class Child:
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received[:] = rest
         return line
+
+    async def read_some(self) -> bytes:
+        """What the child says next on its standard output, as soon as it does; empty once it has ended well.
+
+        Raises: as read_line.
+        """
+        if self._received:
+            piece = bytes(self._received)
+            self._received.clear()
+            return piece
+        piece = await self._receive()
+        if not piece and (exit_code := await self._process.wait()):
+            raise self._failure(exit_code)
+        return piece
+
+    async def _receive(self) -> bytes:
+        assert self._process.stdout is not None
+        return bytes(await self._process.stdout.receive_some())
 
     async def write_line(self, line: bytes) -> None:
         """Give the child a line on its standard input. Raises: as read_line, if it is gone."""

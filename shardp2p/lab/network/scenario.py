@@ -41,6 +41,21 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         "shardp2p.lab.network.nat_matrix",
         "nat-kinds",
     ),
+    "path-switch": Scenario(
+        "is an answer exact, and how long does it stop, while its path moves from a relay to a hole and back?",
+        "shardp2p.lab.network.path_switch",
+        "two-homes",
+    ),
+    "one-home": Scenario(
+        "do two peers in one home use its network, also without the line out?",
+        "shardp2p.lab.network.one_home",
+        "one-home",
+    ),
+    "weather": Scenario(
+        "does an answer come over bad lines and odd routers? with --network narrow, rough-homes, only-443, forgetful",
+        "shardp2p.lab.network.weather",
+        "forgetful",
+    ),
 }
 
 
