@@ -255,6 +255,7 @@ class Member:
     async def _keep_record(self) -> None:
         """Keep our newest record in the directory, under the swarm and under each model that we serve."""
         topics: set[str] = set()
+        learned: dict[PeerId, tuple[str, ...]] = {}
         seen = -1
         while True:
             own = self.gossip.own
@@ -267,8 +268,11 @@ class Member:
                     await self.directory.advertise(topic)
                 topics = wanted
                 await self.directory.put(self.gossip.own_sealed())
-            for record in self.live():
-                self.directory.learn(record.peer_id, record.addresses)
+            found = {record.peer_id: record.addresses for record in self.live()}
+            for peer, addresses in found.items():
+                if learned.get(peer) != addresses:
+                    self.directory.learn(peer, addresses)
+            learned = found
             with trio.move_on_after(RECORD_S):
                 seen = await self.gossip.wait_change(seen)
 
@@ -315,7 +319,7 @@ async def open_member(
         reach, links = reach or ReachSettings(), Links(host.peer_id)
         reachable = Reachable(host, gossip.live, declared=reach.announce)
         async with (
-            open_paths(host, reachable, links, gossip.live, reach) as paths,
+            open_paths(host, reachable, links, gossip, reach) as paths,
             open_directory(host, "shardp2p", partial(_sequence_of, joined), is_server=serves) as directory,
         ):
             member = Member(host, joined, gossip, directory, bootstrap, reachable, links, paths)

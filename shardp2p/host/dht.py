@@ -153,12 +153,12 @@ class Directory:
         latest only. Put what changed for others, not every beat.
         Raises: LocalProtocolError for a value that others would refuse.
         """
+        if value == self._record:
+            return
         try:
             self._validator.sequence_of(self._key_of(self._host.peer_id), value)
         except ShardError as error:
             raise LocalProtocolError(f"our own record would be refused: {error.message}") from error
-        if value == self._record:
-            return
         self._record = value
         self._record_due_at = 0.0 if self._record_put_at is None else self._record_put_at + PUT_PAUSE_S
         await self._publish_due()

@@ -69,6 +69,8 @@ class Host:
         self._expected: dict[Endpoint, Upgrade] = {}
         self._nursery: trio.Nursery | None = None
         self._announced: tuple[str, ...] | None = None
+        self._arrived = trio.lowlevel.ParkingLot()
+        self._indirect: list[Muxer] = []
         self.carrier = Carrier(self.connections)
         """What moves live connections to better paths."""
         self.serve(CARRY, self.carrier.serve)
@@ -229,8 +231,21 @@ class Host:
         return self._welcome(muxed)
 
     def _welcome(self, muxer: Muxer) -> Muxer:
+        if muxer.path != DIRECT:
+            self._indirect.append(muxer)
         self.carrier.add(muxer)
+        self._arrived.unpark_all()
         return muxer
+
+    @property
+    def has_indirect(self) -> bool:
+        """Whether a connection lives that came over a relay or through a hole: its path may want looking after."""
+        self._indirect = [muxer for muxer in self._indirect if not muxer.is_closed]
+        return bool(self._indirect)
+
+    async def wait_arrival(self) -> None:
+        """Wait for the next new connection."""
+        await self._arrived.park()
 
     async def _start(self, nursery: trio.Nursery) -> None:
         """Accept connections and streams in `nursery` from now on."""

@@ -62,6 +62,8 @@ class Improver:
         try:
             async with trio.open_nursery() as nursery:
                 while True:
+                    while not self._host.has_indirect:
+                        await self._host.wait_arrival()
                     for peer in self._host.connected_peers():
                         self._look(peer, nursery)
                     for peer in self.needed()[:MAX_SPARES]:

@@ -22,14 +22,15 @@ from shardp2p.host.improving import Improver
 from shardp2p.host.punch.keeper import Described, PunchKeeper
 from shardp2p.host.punch.mapping import Mapping, MappingKind
 from shardp2p.host.punch.puncher import Puncher
+from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
 from shardp2p.swarm.reachability import Sighting
 from shardp2p.swarm.reachable import Reachable
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.records import CoverageRecord, Reachability
 
-LOOK_S: Final = 0.5
-"""How soon what the swarm and the dial-backs say is acted upon."""
+LOOK_S: Final = 1.0
+"""How soon what the dial-backs say is acted upon; what the swarm says, at once."""
 
 _MAPPINGS: Final[dict[Reachability, MappingKind]] = {"relayed": "dependent", "punchable": "independent"}
 """What a verdict says of the peer's router."""
@@ -44,16 +45,18 @@ class Paths:
         circuits: HostCircuits,
         reachable: Reachable,
         links: Links,
-        live: Callable[[], Sequence[CoverageRecord]],
+        gossip: GossipService,
         settings: ReachSettings,
     ) -> None:
         self._host = host
         self._circuits = circuits
         self._reachable = reachable
         self._links = links
-        self._live = live
+        self._gossip = gossip
         self._settings = settings
         self._records: dict[PeerId, CoverageRecord] = {}
+        self._public: dict[PeerId, tuple[str, ...]] = {}
+        """The peers that anybody can dial, and where."""
         self._mapping = Mapping()
         self._improver = Improver(host, self._addresses_of)
         self._listens = bool(host.listen_endpoints())
@@ -112,11 +115,13 @@ class Paths:
             if self._listens:
                 nursery.start_soon(self._punching.run)
                 nursery.start_soon(self._hand_on_places)
+            seen = -1
             while True:
-                self._records = {one.peer_id: one for one in self._live() if one.peer_id != self._host.peer_id}
+                self._records = {one.peer_id: one for one in self._gossip.live() if one.peer_id != self._host.peer_id}
                 if self._listens:
                     self._follow()
-                await trio.sleep(LOOK_S)
+                with trio.move_on_after(LOOK_S):
+                    seen = await self._gossip.wait_change(seen)
 
     def _follow(self) -> None:
         """Bring relays, ours and others', up to date with what is known."""
@@ -125,16 +130,18 @@ class Paths:
         if relays != (self._circuits.relaying is not None):
             self._circuits.relay(self._settings.limits if relays else None)
         self._circuits.want(self._reachable.wants_relay)
-        peers = self._host.connected_peers()
-        if any(path.kind == "punched" for peer in peers for path in self._host.paths(peer)):
-            self._reachable.note_punched()
-        now = trio.current_time()
-        rtts_s = {link.peer: link.rtt_s for link in self._links.snapshot(now)}
-        self._circuits.set_candidates(
-            Candidate(peer, record.addresses, round_trip_s=rtts_s.get(peer, float("inf")))
-            for peer, record in self._records.items()
-            if record.reachability == "public"
-        )
+        if self._host.has_indirect:
+            paths = (path for peer in self._host.connected_peers() for path in self._host.paths(peer))
+            if any(path.kind == "punched" for path in paths):
+                self._reachable.note_punched()
+        public = {peer: one.addresses for peer, one in self._records.items() if one.reachability == "public"}
+        if public != self._public:
+            self._public = public
+            rtts_s = {link.peer: link.rtt_s for link in self._links.snapshot(trio.current_time())}
+            self._circuits.set_candidates(
+                Candidate(peer, addresses, round_trip_s=rtts_s.get(peer, float("inf")))
+                for peer, addresses in public.items()
+            )
 
     async def _hand_on_places(self) -> None:
         """Announce the relays at which we have places."""
@@ -161,9 +168,9 @@ async def open_paths(
     host: Host,
     reachable: Reachable,
     links: Links,
-    live: Callable[[], Sequence[CoverageRecord]],
+    gossip: GossipService,
     settings: ReachSettings,
 ) -> AsyncIterator[Paths]:
     """Let `host` dial over relays from now on; `Paths.run` keeps all paths as good as they can be."""
     async with open_circuits(host) as circuits:
-        yield Paths(host, circuits, reachable, links, live, settings)
+        yield Paths(host, circuits, reachable, links, gossip, settings)

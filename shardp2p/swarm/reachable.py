@@ -165,7 +165,8 @@ class Reachable:
                 self._mapping = PortMapping(port, self._router(), self._port_changed)
                 nursery.start_soon(self._mapping.run)
             while True:
-                self._look()
+                if not self.standing.is_on_loopback:
+                    self._look()
                 if trio.current_time() >= self._machine.next_round_at:
                     await self._ask_round()
                 self._hurried = trio.Event()

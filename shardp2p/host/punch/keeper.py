@@ -19,7 +19,10 @@ from shardp2p.host.punch.schedule import Circumstances, Schedule
 from shardp2p.vocabulary import PeerId
 
 LOOK_S: Final = 0.25
-"""How often to look for peers that came over a relay, and for connections over which to ask."""
+"""How often to look for peers that came over a relay, while there are any."""
+
+OBSERVE_S: Final = 5.0
+"""How often at least to look whom to ask where we are seen."""
 
 Described = tuple[tuple[str, ...], MappingKind]
 """What a peer's record says: its addresses, and what it knows of its router."""
@@ -57,6 +60,8 @@ class PunchKeeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._observe)
             while True:
+                while not self._host.has_indirect:
+                    await self._host.wait_arrival()
                 for peer in self._host.connected_peers():
                     if peer not in self._punching and self._is_due(peer):
                         self._punching.add(peer)
@@ -70,7 +75,9 @@ class PunchKeeper:
     async def _observe(self) -> None:
         while True:
             await self._observing.refresh()
-            await trio.sleep(LOOK_S)
+            with trio.move_on_after(OBSERVE_S):
+                await self._host.wait_arrival()
+                await trio.sleep(LOOK_S)  # several often come together
 
     def _is_due(self, peer: PeerId) -> bool:
         if not self._puncher.starts(peer) or not self._is_wanted(peer):

@@ -64,7 +64,7 @@ class Observing:
 
     async def refresh(self) -> None:
         """Ask those that are due, each within ASK_S, and forget what those saw whose connections ended."""
-        now = trio.current_time()
+        now, ports = trio.current_time(), {port for _, port in self._host.listen_endpoints()}
         for connection in [one for one in self._asked if one.is_closed]:
             del self._asked[connection]
             if connection in self._observers:
@@ -72,7 +72,10 @@ class Observing:
         async with trio.open_nursery() as nursery:
             for peer in self._host.connected_peers():
                 for connection in self._host.connections(peer):
-                    if can_observe(connection) and now - self._asked.get(connection, -AGAIN_S) >= AGAIN_S:
+                    # Where other ports than those we listen on are seen does not change while the connection lives.
+                    is_known = connection in self._asked and connection.local_port not in ports
+                    is_recent = now - self._asked.get(connection, -AGAIN_S) < AGAIN_S
+                    if can_observe(connection) and not (is_known or is_recent):
                         self._asked[connection] = now
                         nursery.start_soon(self._ask, connection, peer)
 
