@@ -2,11 +2,12 @@
 # make test    set up and run the tests
 # make lint    every static check, and the tests that hold the design
 # make exact   the whole product of the exactness tests (slow)
+# make soak    the tests that watch for minutes
 # make proto   regenerate shardp2p/wire/pb from proto/
 # PYTHON=...   the interpreter that makes .venv (default: the first of python3, python3.13, … that is >= 3.11)
 
 .DEFAULT_GOAL := demo
-.PHONY: venv demo test lint exact proto
+.PHONY: venv demo test lint exact soak proto
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -26,6 +27,9 @@ test: $(STAMP)
 
 exact: $(STAMP)
 	@$(BIN)/python -m pytest -m exact
+
+soak: $(STAMP)
+	@$(BIN)/python -m pytest -m soak
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
