@@ -1,0 +1,15 @@
+"""A long answer goes on while its path moves from a relay to a hole and back."""
+
+from __future__ import annotations
+
+from shardp2p.lab.network.catalog import read_network
+from shardp2p.lab.network.path_switch import switch_paths
+
+
+async def test_an_answer_stays_exact_and_hardly_stops_while_its_path_moves_to_a_hole_and_back() -> None:
+    """The bound on the longest gap, two laps and a second, is what is promised; laps are those of the same answer."""
+    switch = await switch_paths(read_network("two-homes"))
+    assert switch.exact, switch.problem
+    assert switch.punched_after_s is not None
+    assert switch.relayed_after_s is not None
+    assert switch.longest_gap_s <= switch.allowed_gap_s, switch
