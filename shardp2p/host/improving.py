@@ -17,6 +17,7 @@ import trio
 from shardp2p.errors import ConfigError, PeerUnavailableError
 from shardp2p.host.addresses import Address, CircuitAddress, parse_address
 from shardp2p.host.announcing import dialable_from
+from shardp2p.host.carry.carrier import rides_on
 from shardp2p.host.dialer import Ways
 from shardp2p.host.host import Host
 from shardp2p.host.muxer import Muxer
@@ -53,6 +54,7 @@ class Improver:
         self._schedule = Schedule(chance.random)
         self._spare_schedule = Schedule(chance.random)
         self._dialling: set[PeerId] = set()
+        self._reconnecting: dict[PeerId, trio.Lock] = {}
         self._moving: dict[Muxer, float] = {}
         """Connections that move or could not, and until when they are left alone."""
 
@@ -138,8 +140,21 @@ class Improver:
         return parsed if self._host.standing is None else dialable_from(self._host.standing, parsed)
 
     async def _reconnect(self, muxer: Muxer) -> Muxer | None:
-        """A new connection to the peer of one whose path is in trouble: by all ways at once, whichever comes first."""
+        """Another connection to the peer of one whose path is in trouble; those that are at the same time share it."""
         peer = peer_of(muxer.peer_id)
+        lock = self._reconnecting.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                for other in self._host.connections(peer):
+                    if not other.link.is_troubled and not rides_on(other, muxer):
+                        return other
+                return await self._dial_all_ways(peer)
+        finally:
+            if not lock.locked():
+                self._reconnecting.pop(peer, None)
+
+    async def _dial_all_ways(self, peer: PeerId) -> Muxer | None:
+        """A new connection, by all ways at once: whichever comes first."""
         addresses = self._addresses_of(peer)
         found: list[Muxer] = []
 

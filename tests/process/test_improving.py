@@ -65,3 +65,26 @@ async def test_one_connection_stands_ready_and_no_more_and_only_with_peers_that_
             assert near.host.paths(far.peer) == (PUNCHED, relayed(relay.peer))
             assert near.host.paths(other.peer) == (PUNCHED,)
             nursery.cancel_scope.cancel()
+
+
+async def test_connections_that_lose_their_path_together_share_the_one_that_is_dialled_for_them() -> None:
+    with trio.fail_after(BOUND_S):
+        async with (
+            relay_node() as relay,
+            hidden_node(relay) as far,
+            hidden_node() as near,
+            trio.open_nursery() as nursery,
+        ):
+            hosts = Pair(near.host, far.host, nursery)
+            made = [await hosts.connect(PUNCHED) for _ in range(3)]
+            await wait_movable(*(muxer for hole, hole_far, _ in made for muxer in (hole, hole_far)))
+            streams = [await near.host.open_stream_over(hole, ECHO) for hole, _, _ in made]
+            nursery.start_soon(Improver(near.host, lambda peer: far.circuits.addresses()).run)
+            for _, _, way in made:
+                way.swallow()
+            for stream in streams:
+                await stream.send_all(b"on")
+            for stream in streams:
+                assert await stream.receive_some(2)
+            assert len(near.host.connections(far.peer)) == len(made) + 1
+            nursery.cancel_scope.cancel()
