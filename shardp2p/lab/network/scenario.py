@@ -41,6 +41,11 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         "shardp2p.lab.network.nat_matrix",
         "nat-kinds",
     ),
+    "story": Scenario(
+        "four homes and a founder: do requests go on when a relay dies, a router forgets, an address changes?",
+        "shardp2p.lab.network.story",
+        "story",
+    ),
     "path-switch": Scenario(
         "is an answer exact, and how long does it stop, while its path moves from a relay to a hole and back?",
         "shardp2p.lab.network.path_switch",
