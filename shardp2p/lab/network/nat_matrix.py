@@ -96,10 +96,22 @@ async def run(description: Description) -> Outcome:
     cells = await run_cells(description, chosen)
     wrong = [cell for cell in cells if not cell.is_right]
     return Outcome(
-        {"cells": [asdict(cell) for cell in cells]},
+        {"cells": [asdict(cell) for cell in cells], "conditions": _conditions(description)},
         list(_table(cells)),
         f"{len(wrong)} of {len(cells)} pairs did not find their way or answered wrongly" if wrong else None,
     )
+
+
+def _conditions(description: Description) -> dict[str, Any]:
+    """What the paths between homes and the relay are like, and what is asked over them."""
+    link = description.link
+    return {
+        "rtt_ms": description.default_rtt_ms,
+        "jitter_ms": link.jitter_ms,
+        "loss": link.loss,
+        "model": MODEL,
+        "tokens": TOKENS,
+    }
 
 
 async def run_cells(description: Description, chosen: Sequence[tuple[str, str]]) -> list[Cell]:

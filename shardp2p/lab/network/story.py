@@ -47,14 +47,15 @@ class Event:
     """What happened, and how the requests fared until the next event. Times are from the event, in seconds.
 
     `failed_last_s`: when a request failed last, None where none did. `worked_again_s`: when, after that, the next token
-    came of an answer that was complete and right. `requests` ended until the next event, `errors` are what those that
-    failed said.
+    came of an answer that was complete and right. `longest_gap_s`: for how long a token was waited for in such answers.
+    `requests` ended until the next event, `errors` are what those that failed said.
     """
 
     what: str
     at_s: float
     failed_last_s: float | None
     worked_again_s: float | None
+    longest_gap_s: float
     requests: int
     errors: tuple[str, ...]
 
@@ -215,6 +216,7 @@ def _events_told(happened: Sequence[tuple[str, float]], told: Sequence[Told], be
             at_s=round(at - began_at, 2),
             failed_last_s=round(last_at - at, 2) if failed else None,
             worked_again_s=round(min(right) - at, 2) if right else None,
+            longest_gap_s=round(max((one.longest_gap_s for one in since if not one.problem), default=0.0), 2),
             requests=len(since),
             errors=tuple(one.problem for one in failed),
         )
@@ -229,8 +231,11 @@ async def run(description: Description) -> Outcome:
         f"paths at the end: {', '.join(f'{pair} {path}' for pair, path in story.paths.items())}",
     ]
     for event in story.events:
-        again = f"{event.worked_again_s:.1f} s" if event.worked_again_s is not None else "never"
+        again = f"after {event.worked_again_s:.1f} s" if event.worked_again_s is not None else "never"
         failed = f", {len(event.errors)} failed, the last after {event.failed_last_s:.1f} s" if event.errors else ""
-        lines.append(f"{event.what}: {event.requests} requests{failed}; tokens again after {again}")
+        lines.append(
+            f"{event.what}: {event.requests} requests{failed}; "
+            f"tokens again {again}, waited for {event.longest_gap_s:.1f} s at most"
+        )
         lines += [f"    {error}" for error in event.errors]
     return Outcome(asdict(story), lines, story.failure)
