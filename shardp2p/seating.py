@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardp2p.errors import ConfigError, LocalProtocolError
 from shardp2p.runtime.budget import Budget
 from shardp2p.scheduler.holders import UNMEASURED_LAYER_S, Holder, counts, holders_of, missing_ranges
 from shardp2p.scheduler.occasion import Occasion
-from shardp2p.scheduler.reseating import better_seat, may_leave
-from shardp2p.scheduler.settling import must_move, resolve_conflict
+from shardp2p.scheduler.options import allowed, thin
+from shardp2p.scheduler.reseating import better_seat, is_spare, may_leave
+from shardp2p.scheduler.settling import must_move, rank, resolve_conflict
 from shardp2p.scheduler.sharing import Offer, share
 from shardp2p.scheduler.topology import ModelShape, Topology
 from shardp2p.swarm.life import Choose, Seat, Seats
@@ -22,6 +23,8 @@ from shardp2p.vocabulary import LayerRange, PeerId
 from shardp2p.weights.footprint import Footprint
 from shardp2p.weights.store import StoredModel
 from shardp2p.wire.records import CoverageRecord
+
+NOTHING_MISSING = "nothing is missing that this peer should take"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Seating:
         self._budget = budget
         self._pinned = pinned
         self._occasions = {digest: Occasion() for digest in self._models}
+        self._mends: Seats = ()
 
     def offered(self, digest: str) -> Offered:
         """The model of that digest. Raises: LocalProtocolError for one that is not offered."""
@@ -85,9 +89,11 @@ class Seating:
             return self.choose(others, topology, stored=held)
         if held and not self.may_leave(held, claimed, records):
             return held, "its layers are needed where it is"
+        if held and claimed == self._mends and not self._helps(held, claimed, self._ahead(others)):
+            return held, "another peer goes there"
         if held and self.is_whole(claimed, records):
             return claimed, "others serve what it gives up"
-        return self.settle(claimed, others)
+        return self.settle(claimed, others, topology)
 
     def choose(self, records: Iterable[CoverageRecord], topology: Topology, *, stored: Seats = ()) -> tuple[Seats, str]:
         """Where to sit, and why; no seats where nothing fits. `stored` are seats whose layers are in memory or near."""
@@ -160,7 +166,7 @@ class Seating:
         coming = [holder.layers for holder in self._holders(digest, records) if holder.is_coming]
         return counts(self.offered(digest).shape.layers, coming)
 
-    def settle(self, seats: Seats, records: Iterable[CoverageRecord]) -> tuple[Seats, str]:
+    def settle(self, seats: Seats, records: Iterable[CoverageRecord], topology: Topology) -> tuple[Seats, str]:
         """The claim `seats` again, or others where it must give way to other claims; and why."""
         if self._pinned is not None:
             return self._pinned_seats(self._pinned)
@@ -179,6 +185,11 @@ class Seating:
             else:
                 settled += [Seat(offered.shape.model, digest, layers) for layers in moved.ranges]
                 reasons += moved.reasons
+        if reasons and not self._fits(settled):
+            again, reason = self.choose(records, topology)
+            counted = {digest: self._held(digest, records) for digest in self._models}
+            if again and self._worth(again, counted) > self._worth(seats, counted):
+                return again, reason
         if not reasons or not self._fits(settled):
             return seats, "nobody else took them"
         return tuple(sorted(settled)), "; ".join(reasons)
@@ -208,8 +219,67 @@ class Seating:
             seats = tuple(sorted([*kept, *(Seat(offered.shape.model, digest, layers) for layers in better.ranges)]))
             if self._fits(seats):
                 occasion.moved()
+                self._mends = seats if better.aim == "redundancy" else ()
                 return seats, "; ".join(better.reasons)
-        return held, "nothing is missing that this peer should take"
+        if any(occasion.is_open(now) for occasion in self._occasions.values()):
+            return self._mend(held, records, topology)
+        return held, NOTHING_MISSING
+
+    def _mend(self, held: Seats, records: Sequence[CoverageRecord], topology: Topology) -> tuple[Seats, str]:
+        """`held` again, or seats of layers that few hold, within our own memory, which only we know to the byte.
+
+        Nobody moves while another peer is on its way, or where the best ring would be slower without it.
+        """
+        coverage = [(offered.shape, self._holders(digest, records)) for digest, offered in self._models.items()]
+        everywhere = [self._held(digest, records) for digest in self._models]
+        is_calm = all(one.state == "serving" for _, holders in coverage for one in holders)
+        if not is_calm or not any(thin(by_layer, allowed(by_layer)) for by_layer in everywhere):
+            return held, NOTHING_MISSING
+        others = [record for record in records if record.peer_id != self._peer]
+        seats, reason = self.choose(others, topology, stored=held)
+        if not self._helps(held, seats, others) or not self.may_leave(held, seats, records):
+            return held, NOTHING_MISSING
+        if not all(is_spare(shape, self._peer, holders, topology) for shape, holders in coverage):
+            return held, NOTHING_MISSING
+        for occasion in self._occasions.values():
+            occasion.moved()
+        self._mends = seats
+        return seats, reason
+
+    def _helps(self, held: Seats, seats: Seats, others: Sequence[CoverageRecord]) -> bool:
+        """Whether `seats` instead of `held` leave fewer layers on too few peers: by half of what they are, at least.
+
+        Or so that all layers that were on the fewest peers are on more.
+        """
+        before: list[int] = []
+        after: list[int] = []
+        short_before = short_after = 0
+        for digest in self._models:
+            beside = self._held(digest, others)
+            old, new = ([seat.layers for seat in some if seat.digest == digest] for some in (held, seats))
+            was = [count + own for count, own in zip(beside, counts(len(beside), old), strict=True)]
+            will = [count + own for count, own in zip(beside, counts(len(beside), new), strict=True)]
+            level = allowed(was)
+            short_before, short_after = short_before + thin(was, level), short_after + thin(will, level)
+            before.append(min(was))
+            after.append(min(will))
+        helped = short_before - short_after
+        return helped > 0 and (2 * helped >= sum(len(seat.layers) for seat in seats) or min(after) > min(before))
+
+    def _ahead(self, others: Sequence[CoverageRecord]) -> list[CoverageRecord]:
+        """Others, those on their way where they claim if they come before us, and where they serve if after us."""
+        first = rank("", self._peer)
+        return [
+            replace(
+                record,
+                held=tuple(
+                    held for held in record.held if (held.state == "serving") != (rank("", record.peer_id) < first)
+                ),
+            )
+            if record.state == "placing"
+            else record
+            for record in others
+        ]
 
     def may_leave(self, held: Seats, wanted: Seats, records: Iterable[CoverageRecord]) -> bool:
         """Whether all layers that a move from `held` to `wanted` gives up stay served by others. As for `review`."""

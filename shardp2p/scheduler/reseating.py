@@ -32,8 +32,8 @@ MOST_PEERS = 128
 LARGE_GAIN = 0.12
 """The share of a lap for which the best ring may be slower until the last of a few peers has moved."""
 
-SLOWER = 1.5
-"""By at most so much."""
+SLOWER = 2.0
+"""By at most so much, while one of them loads: until then its old layers are served by others alone."""
 
 SLACK_S = 1e-9
 """What adding in another order changes in a lap."""
@@ -81,6 +81,16 @@ def may_leave(shape: ModelShape, me: PeerId, coverage: Sequence[Holder]) -> bool
     held = counts(shape.layers, staying)
     own = [holder.layers for holder in coverage if holder.peer_id == me and holder.state == "serving"]
     return all(held[layer] for part in own for layer in range(part.start, min(part.stop, shape.layers)))
+
+
+def is_spare(shape: ModelShape, me: PeerId, coverage: Sequence[Holder], topology: Topology) -> bool:
+    """Whether the best ring is as fast without `me`."""
+    serving = [holder for holder in coverage if holder.state == "serving"]
+    ring = cheapest_ring(shape.layers, serving, topology.delay_s)
+    if ring is None or me not in {serving[leg.holder].peer_id for leg in ring.legs}:
+        return True
+    without = cheapest_ring(shape.layers, [one for one in serving if one.peer_id != me], topology.delay_s)
+    return without is not None and without.lap_s <= ring.lap_s + SLACK_S
 
 
 def target_of(shape: ModelShape, holders: Sequence[Holder], topology: Topology) -> PlanReport | None:
@@ -154,13 +164,16 @@ class _Swarm:
         return Move(step.peer_id, Placement(step.ranges, "speed", (reason,)))
 
     def _slowest_s(self, path: Path) -> float:
-        """The longest lap on the way. As long as no peer of today's ring moves, that one is there."""
+        """The longest lap on the way, also while somebody loads its new layers and has given up the old ones.
+
+        As long as no peer of today's ring moves, that one is there.
+        """
         now, slowest_s, is_touched = dict(self._ranges), self.lap_s, False
         for step in path.steps:
-            now[step.peer_id] = step.ranges
             is_touched |= step.peer_id in self._running
             if is_touched:
-                slowest_s = max(slowest_s, self._lap_s(now))
+                slowest_s = max(slowest_s, self._lap_s({**now, step.peer_id: ()}))
+            now[step.peer_id] = step.ranges
         return slowest_s
 
     def spare(self, target: PlanReport) -> Move | None:
@@ -199,7 +212,7 @@ class _Swarm:
     def _is_as_fast(self, step: Step) -> bool:
         if step.peer_id not in self._running:
             return True
-        return self._lap_s({**self._ranges, step.peer_id: step.ranges}) <= self.lap_s + SLACK_S
+        return self._lap_s({**self._ranges, step.peer_id: ()}) <= self.lap_s + SLACK_S
 
     def _with(self, seats: Mapping[PeerId, Ranges]) -> _Swarm:
         return _Swarm(self._shape, self._sitting(seats), self._topology)

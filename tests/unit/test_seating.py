@@ -121,12 +121,12 @@ def test_a_peer_that_lies_about_how_many_layers_there_are_is_left_out() -> None:
     place = seating(LAYERS + 10)
     chosen, _ = place.choose([liar], NOWHERE)
     assert chosen == (seat("0:30"),)
-    assert place.settle(chosen, [liar])[0] == chosen
+    assert place.settle(chosen, [liar], NOWHERE)[0] == chosen
 
 
 def test_claim_stays_where_nobody_else_chose_it() -> None:
     place = seating(15)
-    assert place.settle((seat("8:20"),), [record("a", "0:8"), record("b", "20:30")])[0] == (seat("8:20"),)
+    assert place.settle((seat("8:20"),), [record("a", "0:8"), record("b", "20:30")], NOWHERE)[0] == (seat("8:20"),)
 
 
 def test_of_two_that_chose_the_same_exactly_one_gives_way() -> None:
@@ -135,7 +135,7 @@ def test_of_two_that_chose_the_same_exactly_one_gives_way() -> None:
     settled = {}
     for me, claim in claims.items():
         others = [record(peer, str(other.layers), "placing") for peer, other in claims.items() if peer != me]
-        settled[me] = Seating(me, (offered(),), memory).settle((claim,), [record("end", "0:4"), *others])[0]
+        settled[me] = Seating(me, (offered(),), memory).settle((claim,), [record("end", "0:4"), *others], NOWHERE)[0]
     moved = [peer for peer in claims if settled[peer] != (claims[peer],)]
     assert len(moved) == 1
     assert all(not (part.layers.start < 16 and part.layers.stop > 4) for part in settled[moved[0]])
@@ -164,7 +164,7 @@ def test_peer_may_leave_only_layers_that_others_serve() -> None:
 def test_pinned_layers_are_taken_whatever_others_hold() -> None:
     place = seating(12, pinned=LayerRange(10, 20))
     assert place.choose([record("a", "10:20")], NOWHERE)[0] == (seat("10:20"),)
-    assert place.settle((seat("10:20"),), [record("a", "10:20", "placing")])[0] == (seat("10:20"),)
+    assert place.settle((seat("10:20"),), [record("a", "10:20", "placing")], NOWHERE)[0] == (seat("10:20"),)
     assert place.review((seat("10:20"),), [], NOWHERE, 0.0)[0] == (seat("10:20"),)
 
 
@@ -203,14 +203,20 @@ def moving() -> tuple[tuple[Seat, ...], list[CoverageRecord]]:
     return (seat("15:30"),), live
 
 
-def test_a_peer_that_nobody_needs_goes_where_layers_are_on_few_and_only_while_that_is_new() -> None:
+def test_of_peers_that_nobody_needs_one_goes_where_layers_are_on_few_and_only_while_that_is_new() -> None:
     held, live = moving()
-    by_peer = {}
-    for peer in ("b", "c", "d", ME):
-        place = Seating(PeerId(peer), (offered(),), Budget(int(21 * ROOM_BYTES / 0.8) + 2, ROWS))
-        by_peer[peer] = place.review(held, live, NOWHERE, 5.0)[0]
-        assert place.review(held, live, NOWHERE, 6.0 + FRESH_S)[0] == held
-    assert sorted(by_peer.values()) == sorted([(seat("0:15"),), held, held, held])
+    memory = Budget(int(21 * ROOM_BYTES / 0.8) + 2, ROWS)
+    places = {PeerId(peer): Seating(PeerId(peer), (offered(),), memory) for peer in ("b", "c", "d", ME)}
+    claims = {peer: place.review(held, live, NOWHERE, 5.0)[0] for peer, place in places.items()}
+    movers = [peer for peer, claimed in claims.items() if claimed != held]
+    assert len(movers) > 1
+    for at, one in enumerate(live):
+        if one.peer_id in movers:
+            claim = record(one.peer_id, str(claims[one.peer_id][0].layers), "placing").held
+            live[at] = replace(one, state="placing", held=(*one.held, *claim))
+    answers = {peer: places[peer].answer(Choose(), claims[peer], held, live, NOWHERE, 6.0)[0] for peer in movers}
+    assert len([peer for peer, seats in answers.items() if seats != held]) == 1
+    assert all(place.review(held, moving()[1], NOWHERE, 7.0 + FRESH_S)[0] == held for place in places.values())
 
 
 def test_a_mover_goes_as_it_chose_unless_its_old_layers_are_needed_meanwhile() -> None:
