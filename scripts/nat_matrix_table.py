@@ -26,8 +26,8 @@ def main() -> None:
 
 
 def _conditions(said: dict[str, Any]) -> Iterator[str]:
-    line = f"{said['rtt_ms']:g} ms round trip between any two sites, {said['jitter_ms']:g} ms jitter, {said['loss']:.0%} loss"
-    yield f"Here: {line}; {said['model']}, {said['tokens']} tokens, greedy."
+    line = f"{said['rtt_ms']:g} ms round trip, {said['jitter_ms']:g} ms jitter, {said['loss']:.0%} loss"
+    yield f"Here, between any two sites: {line}; {said['model']}, {said['tokens']} tokens, greedy."
     yield "Times are seconds from the start of both peers: to the first whole answer, and to the path that stayed."
 
 
