@@ -75,9 +75,9 @@ def _kinds(description: Description, host: str) -> Iterator[str]:
 
 
 def _is_open(description: Description, host: str) -> bool:
-    """Whether anybody can dial it: no router, one that passes everything, or one that gives out ports."""
+    """Whether anybody can dial it: no router, those that let everybody in, or one that gives out ports."""
     behind = description.behind(host)
-    return all(kind == "open" for kind in _kinds(description, host)) or (
+    return all(kind in ("open", "full-cone") for kind in _kinds(description, host)) or (
         behind is not None and description.routers[behind].has_upnp and description.behind(behind) is None
     )
 
