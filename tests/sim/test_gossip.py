@@ -102,7 +102,7 @@ async def test_restart_with_the_same_identity_is_back_at_once(
         again.publish(Coverage(state="placing", addresses=(address_of(swarm.peer(4)),)))
         for _ in range(100):
             await trio.sleep(0.1)
-            if all(state_of(swarm, number, 4) == "placing" for number in swarm.services):
+            if swarm.agree() and all(state_of(swarm, number, 4) == "placing" for number in swarm.services):
                 break
         assert swarm.agree()
         assert {state_of(swarm, number, 4) for number in swarm.services} == {"placing"}
