@@ -17,10 +17,8 @@ SILENCE_S: Final = 4.0
 """A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
 HALF_SUSPECT_S: Final = 0.35
 """A busy path is asked after so long a silence, or two round trips, and suspected after as long again."""
-LOOK_S: Final = 0.05
+LOOK_S: Final = 0.1
 """How often a movable path is looked at while it is busy or a ping is unanswered."""
-LATE_S: Final = 0.1
-"""Who looks so much later than it meant to has been starved itself, and suspects nobody for it."""
 BUSY_S: Final = 3.0
 """How long after its last frame a path counts as busy."""
 
@@ -88,7 +86,7 @@ class Vigil:
         if late_s > PING_INTERVAL_S:
             # This process itself was stopped or starved: the peer's bytes may be waiting unread.
             self.heard_at = now
-        elif late_s > LATE_S and self._is_asked:
+        elif late_s > LOOK_S and self._is_asked:
             self._asked_at = now
         self.is_suspect = self._is_early and self._is_asked and now - self._asked_at >= self._patience_s
         return now - self.heard_at
