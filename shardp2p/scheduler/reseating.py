@@ -139,23 +139,23 @@ class _Swarm:
     def towards(self, target: PlanReport, gain: float, *, may_slow: bool) -> Move | None:
         """The first step of the shortest way to the target, or as near to it as clearly shortens the lap.
 
-        Where the best ring is slower on every whole way there, such a way is taken for a large gain alone.
+        Only for a large gain the best ring may be slower on the way. Of such ways, too, the shortest is taken: each
+        step makes it shorter, so that nobody moves back and forth.
         """
+        is_large = may_slow and target.lap_s < self.lap_s * (1 - LARGE_GAIN)
         slowing: Path | None = None
         for path in paths(self._shape, target.stages, self._ranges, self._running):
+            if slowing is not None and (path.missed or len(path.steps) > len(slowing.steps)):
+                break
             lap_s = self._lap_s(path.seats) if path.missed else target.lap_s
             if not path.steps or lap_s >= self.lap_s * (1 - gain) or not self._is_mended(path.seats):
-                continue
-            if path.missed and slowing is not None and target.lap_s < lap_s * (1 - LARGE_GAIN):
                 continue
             slowest_s = self._slowest_s(path)
             if slowest_s <= self.lap_s + SLACK_S:
                 return self._first(path, lap_s)
-            if slowing is None and may_slow and not path.missed and slowest_s <= self.lap_s * SLOWER:
+            if slowing is None and is_large and not path.missed and slowest_s <= self.lap_s * SLOWER:
                 slowing = path
-        if slowing is None or target.lap_s >= self.lap_s * (1 - LARGE_GAIN):
-            return None
-        return self._first(slowing, target.lap_s)
+        return self._first(slowing, target.lap_s) if slowing is not None else None
 
     def _first(self, path: Path, lap_s: float) -> Move:
         step = path.steps[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shardp2p.lab.placement.comparison import join_one_by_one
 from shardp2p.lab.placement.worlds import make_world
 from shardp2p.scheduler.holders import Holder, HolderState, counts
+from shardp2p.scheduler.options import SPARED
 from shardp2p.scheduler.placement import place
 from shardp2p.scheduler.plan import Stage
 from shardp2p.scheduler.planning import plan
@@ -93,6 +95,18 @@ def test_moves_that_may_slow_the_ring_lose_no_layer_and_end_where_it_is_near_the
         pytest.fail("the peers never came to rest")
     assert slowest_s <= first_s * SLOWER
     assert lap_s(shape, holders, topology) <= min(first_s, 1.15 * target.lap_s)
+
+
+@pytest.mark.parametrize(("seed", "machines"), [("202/joiners/54", 14), ("202/joiners/46", 40)])
+def test_nobody_moves_back_and_forth_on_ways_on_which_the_ring_is_slower(seed: str, machines: int) -> None:
+    world = make_world(machines, seed, is_pipelined=False)
+    joined = join_one_by_one(world)
+    assert joined.moves < machines
+    target = target_of(world.shape, joined.holders, world.topology)
+    assert target is not None
+    assert lap_s(world.shape, list(joined.holders), world.topology) <= 1.15 * target.lap_s
+    room = sum(machine.fits_layers for machine in world.topology.machines) // world.shape.layers
+    assert min(counts(world.shape.layers, [one.layers for one in joined.holders])) >= min(room, SPARED)
 
 
 def seats(**by_peer: str) -> dict[PeerId, tuple[LayerRange, ...]]:
