@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from shardp2p.lab.network.holder import why_impossible
+from tests.support.models import smollm2_directory
 
 
 @cache
@@ -27,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _network_namespaces() -> None:
     if (why := reason()) is not None:
         pytest.skip(why)
+
+
+@pytest.fixture
+def demo_model() -> None:
+    """The model that the swarms of scenarios serve, among those of this user."""
+    smollm2_directory()
 
 
 @pytest.fixture

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.nat_matrix import run_cells
+
+pytestmark = pytest.mark.usefixtures("demo_model")
 
 SPREAD = {
     ("open", "cone2"): "direct",

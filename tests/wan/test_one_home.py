@@ -7,6 +7,8 @@ import pytest
 from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.one_home import live_at_home
 
+pytestmark = pytest.mark.usefixtures("demo_model")
+
 
 @pytest.mark.parametrize("network", ["one-home", "hairpin-home"])
 async def test_peers_in_one_home_need_no_line_out_to_reach_each_other(network: str) -> None:

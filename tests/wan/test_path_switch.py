@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.path_switch import switch_paths
+
+pytestmark = pytest.mark.usefixtures("demo_model")
 
 
 async def test_an_answer_stays_exact_and_hardly_stops_while_its_path_moves_to_a_hole_and_back() -> None:

@@ -7,6 +7,8 @@ import pytest
 from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.story import tell
 
+pytestmark = pytest.mark.usefixtures("demo_model")
+
 
 @pytest.mark.soak
 async def test_requests_go_on_when_a_relay_dies_a_router_forgets_and_an_address_changes() -> None:

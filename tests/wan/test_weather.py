@@ -7,6 +7,8 @@ import pytest
 from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.weather import endure
 
+pytestmark = pytest.mark.usefixtures("demo_model")
+
 
 @pytest.mark.parametrize("network", ["narrow", "rough-homes"])
 async def test_a_hole_is_found_and_used_over_a_bad_line(network: str) -> None:
