@@ -127,12 +127,11 @@ def announced(peer: PeerId, situation: Situation) -> tuple[str, ...]:
     usable = (at for at in (*situation.opened, *of_scope["public"]) if at not in situation.closed)
     public = list(dict.fromkeys((*situation.declared, *usable)))[:MAX_PUBLIC]
     markers = list(_markers(standing_of(situation).seen_as, public)) if listening else []
-    circuits = situation.circuits[:MAX_CIRCUITS]
+    circuits = _circuits(situation.circuits)[:MAX_CIRCUITS]
     room = MAX_ANNOUNCED - len(public) - len(circuits) - len(markers)
     found: list[Address] = [*public, *circuits, *of_scope["private"][:room], *markers]
     if all(_is_loopback(circuit.relay) for circuit in circuits) and len(found) == len(circuits):
-        # The swarm is on this machine, or the machine in no network.
-        found += of_scope["loopback"][: MAX_ANNOUNCED - len(found)]
+        found += of_scope["loopback"][: MAX_ANNOUNCED - len(found)]  # a swarm on this machine, or no network
     return tuple(_text(address, peer) for address in found)
 
 
@@ -219,6 +218,14 @@ def _listening(situation: Situation) -> Iterable[TcpAddress]:
             ip = interface.address
             if ip.version == bound.version and scope_of(ip) != "none" and not interface.is_of_containers:
                 yield TcpAddress(socket.protocol, str(ip), socket.port)
+
+
+def _circuits(circuits: Sequence[CircuitAddress]) -> list[CircuitAddress]:
+    """One of each relay first, lest one relay takes all places; none into the home of a relay that has another."""
+    outside = {circuit.relay_peer for circuit in circuits if not is_private(circuit.relay)}
+    usable = [one for one in circuits if one.relay_peer not in outside or not is_private(one.relay)]
+    best = {one.relay_peer: one for one in reversed(usable)}.values()
+    return sorted(usable, key=lambda one: one not in best)
 
 
 def _markers(seen_as: Iterable[IpAddress], public: Sequence[TcpAddress]) -> Iterable[TcpAddress]:

@@ -25,6 +25,7 @@ from shardp2p.identity.keys import Identity
 
 PEER = Identity.from_seed(b"a" * 32).peer_id
 RELAY = Identity.from_seed(b"r" * 32).peer_id
+OTHER_RELAY = Identity.from_seed(b"o" * 32).peer_id
 ANYWHERE = (TcpAddress("ip4", "0.0.0.0", 4001), TcpAddress("ip6", "::", 4001))
 LO = (Interface("lo", ip_address("127.0.0.1"), 8), Interface("lo", ip_address("::1"), 128))
 HOME = (
@@ -158,6 +159,14 @@ def test_what_the_user_declares_comes_first_whatever_it_is() -> None:
     declared = (TcpAddress("dns4", "home.example.org", 4001), TcpAddress("ip4", "10.8.0.3", 4001))
     found = told(interfaces=HOME, declared=declared, circuits=(CIRCUIT,))
     assert found == [*map(str, declared), str(CIRCUIT), "/ip4/192.168.1.5/tcp/4001"]
+
+
+def test_circuits_lead_over_two_relays_and_into_no_home_of_a_relay() -> None:
+    inside = CircuitAddress(TcpAddress("ip4", "192.168.2.2", 4001, RELAY))
+    again = CircuitAddress(TcpAddress("ip6", "2a00::99", 4001, RELAY))
+    other = CircuitAddress(TcpAddress("ip4", "45.45.0.98", 4001, OTHER_RELAY))
+    assert told(interfaces=LO, circuits=(inside, CIRCUIT, again, other)) == [str(CIRCUIT), str(other)]
+    assert told(interfaces=LO, circuits=(inside,)) == [str(inside)]
 
 
 def test_there_are_never_more_than_others_keep() -> None:
