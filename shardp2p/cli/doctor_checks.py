@@ -30,6 +30,7 @@ from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.records import CoverageRecord
 
 if TYPE_CHECKING:
+    from shardp2p.host.circuit.service import HostCircuits
     from shardp2p.identity.joined import JoinedSwarm
     from shardp2p.swarm.reachable import Reachable
 
@@ -41,8 +42,11 @@ DEVICE_S: Final = 60.0
 NETWORK_S: Final = 40.0
 """Looking for a router, dialling peers, and two rounds of dial-backs."""
 DECIDED_S: Final = 20.0
+PLACE_S: Final = 5.0
 PEER_S: Final = 10.0
 ANYWHERE: Final = "/ip4/0.0.0.0/tcp/0"
+NO_NAMES: Final = "models cannot be fetched, and peers not be named by host; see /etc/resolv.conf or the router"
+BUSY: Final = "ask again when this machine has less to do"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class _Met:
     """Who answered."""
 
     records: list[CoverageRecord] = field(default_factory=list)
+    relays: list[PeerAddress] = field(default_factory=list)
+    """Those that say that anybody can dial them."""
     issued_s: list[float] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
@@ -68,23 +74,22 @@ async def examine(asked: Asked) -> tuple[Finding, ...]:
     """Every finding, in the order of reading; all checks run at once. Raises: ConfigError for a wrong question."""
     found: dict[str, tuple[Finding, ...]] = {}
     checks = (
-        ("names", partial(_names, asked), NAMES_S),
-        ("network", partial(_network, asked), NETWORK_S),
-        ("disk", partial(_disk, asked), NAMES_S),
-        ("device", partial(_device, asked), DEVICE_S),
+        ("names", partial(_names, asked), NAMES_S, NO_NAMES),
+        ("network", partial(_network, asked), NETWORK_S, BUSY),
+        ("disk", partial(_disk, asked), NAMES_S, BUSY),
+        ("device", partial(_device, asked), DEVICE_S, BUSY),
     )
 
-    async def check(name: str, run: Any, within_s: float) -> None:
+    async def check(name: str, run: Any, within_s: float, advice: str) -> None:
         with trio.move_on_after(within_s) as scope:
             found[name] = await run()
         if scope.cancelled_caught:
-            advice = "ask again when this machine has less to do"
             found[name] = (Finding(name, "warning", f"not known: it took more than {within_s:.0f} s", advice),)
 
     async with trio.open_nursery() as nursery:
-        for name, run, within_s in checks:
-            nursery.start_soon(check, name, run, within_s)
-    return tuple(finding for name, _, _ in checks for finding in found[name])
+        for name, run, within_s, advice in checks:
+            nursery.start_soon(check, name, run, within_s, advice)
+    return tuple(finding for name, *_ in checks for finding in found[name])
 
 
 async def _names(asked: Asked) -> tuple[Finding, ...]:
@@ -92,8 +97,7 @@ async def _names(asked: Asked) -> tuple[Finding, ...]:
     try:
         await trio.socket.getaddrinfo(NAME, 443)
     except OSError as error:
-        advice = "models cannot be fetched, and peers not be named by host; see /etc/resolv.conf or the router"
-        return (Finding("names", "warning", f"{NAME} is not found: {error.strerror or error}", advice),)
+        return (Finding("names", "warning", f"{NAME} is not found: {error.strerror or error}", NO_NAMES),)
     return (Finding("names", "ok", f"{NAME} found in {1e3 * (trio.current_time() - started):.0f} ms"),)
 
 
@@ -183,6 +187,7 @@ def _who_asks(asked: Asked, stack: ExitStack) -> tuple[Any, JoinedSwarm | None, 
 async def _try_network(
     asked: Asked, identity: Any, joined: JoinedSwarm | None, addresses: Sequence[str]
 ) -> tuple[Finding, ...]:
+    from shardp2p.host.circuit.service import open_circuits
     from shardp2p.host.host import open_host
     from shardp2p.member import bootstrap_of
     from shardp2p.node import Node
@@ -191,7 +196,8 @@ async def _try_network(
     port, listen = await _port(asked.settings.listen_addresses(in_swarm=True))
     peers = bootstrap_of(addresses, identity.peer_id)
     met = _Met()
-    async with open_host(identity, listen, membership=None if joined is None else joined.membership) as host:
+    membership = None if joined is None else joined.membership
+    async with open_host(identity, listen, membership=membership) as host, open_circuits(host) as circuits:
         node = Node(host)
         async with trio.open_nursery() as nursery:
             for peer in peers:
@@ -201,6 +207,9 @@ async def _try_network(
             nursery.start_soon(reachable.run)
             with trio.move_on_after(DECIDED_S):
                 await _decided(reachable, can_ask=bool(met.records))
+            if reachable.verdict == "unreachable" and met.relays:
+                with trio.move_on_after(PLACE_S):
+                    await _take_place(circuits, met.relays, reachable)
             nursery.cancel_scope.cancel()
     reach = reachable.status()
     is_public = reachable.verdict == "public"
@@ -210,6 +219,17 @@ async def _try_network(
     else:
         findings.append(Finding("reach", "ok", "cannot tell: no peer that could dial this machine back"))
     return (*findings, judge_upnp(reach, is_public=is_public))
+
+
+async def _take_place(circuits: HostCircuits, relays: Sequence[PeerAddress], reachable: Reachable) -> None:
+    """Take a place at a relay, as `up` does; it is given up with `circuits`."""
+    from shardp2p.host.circuit.candidates import Candidate
+
+    circuits.set_candidates(Candidate(relay.peer_id, relay.addresses) for relay in relays)
+    circuits.want(True)
+    while not circuits.held():
+        await circuits.wait_changed()
+    reachable.set_circuits(circuits.addresses())
 
 
 async def _port(listen: Sequence[str]) -> tuple[Finding, tuple[str, ...]]:
@@ -244,6 +264,8 @@ async def _meet(node: Any, joined: JoinedSwarm | None, peer: PeerAddress, met: _
             else:
                 record = open_record(await node.ask_record(peer.peer_id, peer.addresses), joined.swarm)
                 met.issued_s.append(record.issued_at_s)
+                if record.reachability == "public":
+                    met.relays.append(PeerAddress(peer.peer_id, record.addresses))
     except ShardError as error:
         met.reasons.append(error.message)
         return

@@ -72,6 +72,7 @@ def reach(verdict: str, upnp: str | None = None) -> dict[str, Any]:
 
 def test_how_others_reach_it() -> None:
     assert judge_reach(reach("public")) == Finding("reach", "ok", "public")
+    assert judge_reach(reach("punchable")).verdict == "ok"
     assert judge_reach(reach("unreachable")) == Finding(
         "reach", "warning", "unreachable; 45.45.0.7:4001: no answer for 2 peers", "forward the port"
     )
