@@ -73,6 +73,8 @@ def test_a_link_says_only_what_is_special_about_it() -> None:
         ({"routers": {"home": {"unsolicited": "shout"}}}, "one of drop, reset"),
         ({"routers": {"home": {"lan": "192.168.1.5/24"}}}, "like 192.168.1.0/24"),
         ({"routers": {"home": {"lan": "192.168.0.0/16"}}}, "like 192.168.1.0/24"),
+        ({"routers": {"home": {"lan": "45.45.0.0/24"}}}, "a private IPv4 network"),
+        ({"routers": {"home": {"lan": "127.0.0.0/24"}}}, "a private IPv4 network"),
         ({"routers": {"home": {"allow_out": [0]}}}, "list of TCP ports"),
         ({"routers": {"home": {"mapping_timeout_s": True}}}, "mapping_timeout_s is true"),
         ({"routers": {"home": {"upnp": True, "nat": "symmetric"}}}, "upnp goes with nat cone"),
@@ -142,6 +144,11 @@ def test_a_shipped_network_is_the_same_once_written_and_read(name: str) -> None:
 def test_an_unknown_network_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="lab list"):
         read_network("no-such-network")
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="too many for the description"):
+        read_network("/dev/zero")
 
 
 @pytest.mark.parametrize("name", shipped_networks())

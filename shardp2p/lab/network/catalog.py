@@ -30,14 +30,15 @@ def read_network(name_or_file: str) -> Description:
             return parse_description(shipped.read_bytes())
     path = Path(name_or_file)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes, too many for the description of a network")
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)  # a device or a pipe tells no size
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"{name_or_file} is neither a shipped network (`shardp2p lab list`) nor a file that can be read: {reason}"
         ) from None
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_BYTES} bytes, too many for the description of a network")
     try:
         return parse_description(text)
     except ConfigError as error:

@@ -20,6 +20,11 @@ from shardp2p.lab.network.nat import NAT_KINDS
 MAX_NODES: Final = 128
 """Hosts and routers: each has a descriptor, and select() takes 1024 of them."""
 
+_PRIVATE: Final = tuple(
+    ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+)
+"""What may be inside a router that translates: of homes (RFC 1918), and of carriers (RFC 6598)."""
+
 _OF_BENCHMARKS: Final = (
     "layers",
     "hidden_size",
@@ -93,11 +98,12 @@ def _router(name: str, value: object) -> Router:
     fields.finish()
     if router.lan is not None:
         try:
-            is_fitting = ipaddress.IPv4Network(router.lan).prefixlen == 24
+            lan = ipaddress.IPv4Network(router.lan)
+            is_fitting = lan.prefixlen == 24 and any(lan.subnet_of(private) for private in _PRIVATE)
         except ValueError:
             is_fitting = False
         if not is_fitting:
-            fields.fail(f"lan is {shown(router.lan)}; it must be an IPv4 network like 192.168.1.0/24")
+            fields.fail(f"lan is {shown(router.lan)}; it must be a private IPv4 network like 192.168.1.0/24")
     if router.has_upnp and router.nat != "cone":
         fields.fail(f"upnp goes with nat cone, not with {router.nat}: it is the kernel that translates there")
     if router.has_upnp and (router.has_hairpin or router.mapping_timeout_s is not None or router.allow_out is not None):
