@@ -162,12 +162,16 @@ def _paths(data_dir: Path | None) -> Paths:
 
 
 def _addresses(peers: list[str]) -> tuple[str, ...]:
-    from shardp2p.host.addresses import parse_address
+    from shardp2p.host.addresses import CircuitAddress, parse_address
 
     for text in peers:
         check_peer_address(text)
-        if "/p2p-circuit/" not in text:
-            parse_address(text)
+        address = parse_address(text)
+        dialled = address.relay if isinstance(address, CircuitAddress) else address
+        if dialled.port == 0 or dialled.host in ("0.0.0.0", "::"):
+            raise ConfigError(f"{text} can be dialled from nowhere; name the address that the peer prints")
+        if dialled is not address and dialled.peer == address.peer:
+            raise ConfigError(f"{text} names one peer as the relay and as who is behind it; name {dialled}")
     return tuple(peers)
 
 

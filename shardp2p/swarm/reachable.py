@@ -68,7 +68,7 @@ class Reachable:
         self._machine = ReachabilityMachine()
         self._mapping: PortMapping | None = None
         sockets = tuple(TcpAddress("ip6" if ":" in at else "ip4", at, port) for at, port in host.listen_endpoints())
-        self._situation = Situation(sockets, tuple(interfaces()), declared=parse_declared(declared))
+        self._situation = Situation(sockets, tuple(interfaces()), declared=parse_declared(declared, host.peer_id))
         self._asked: dict[PeerId, None] = {}  # the longest ago first
         self._changes = 0
         self._changed = trio.Event()
@@ -293,8 +293,8 @@ class Reachable:
         )
 
 
-def parse_declared(texts: Sequence[str]) -> tuple[TcpAddress, ...]:
-    """What the user declares with `--announce`. Raises: ConfigError that says what is wrong."""
+def parse_declared(texts: Sequence[str], own: PeerId) -> tuple[TcpAddress, ...]:
+    """What the user of the peer `own` declares with `--announce`. Raises: ConfigError that says what is wrong."""
     if len(texts) > MAX_DECLARED:
         raise ConfigError(f"--announce is given {len(texts)} times; {MAX_DECLARED} addresses are enough")
     found = []
@@ -302,6 +302,10 @@ def parse_declared(texts: Sequence[str]) -> tuple[TcpAddress, ...]:
         address = parse_address(text)
         if isinstance(address, CircuitAddress):
             raise ConfigError(f"--announce {text} is a relay's; relays are found by themselves")
+        if address.peer not in (None, own):
+            raise ConfigError(
+                f"--announce {text} is another peer's, this one is {own}; leave out what follows the port"
+            )
         if address.port == 0:
             raise ConfigError(f"--announce {text} has no port; name the one at which others reach this machine")
         if address.protocol in ("ip4", "ip6") and scope_of(ipaddress.ip_address(address.host)) == "none":

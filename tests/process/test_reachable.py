@@ -170,6 +170,7 @@ async def test_on_loopback_nobody_is_asked_and_nothing_changes() -> None:
     [
         (["/ip4/0.0.0.0/tcp/4001"], "can be dialled from nowhere"),
         (["/ip4/45.45.0.7/tcp/0"], "has no port"),
+        ([f"/ip4/45.45.0.7/tcp/1/p2p/{Identity.generate().peer_id}"], "is another peer's"),
         (["45.45.0.7:4001"], "write it like"),
         ([f"/ip4/45.45.0.{n}/tcp/1" for n in range(4)], "3 addresses are enough"),
     ],
