@@ -24,6 +24,7 @@ from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.coordinator.stream import GenerationStream
 from shardp2p.errors import ConfigError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import parse_address
+from shardp2p.host.circuit.service import open_circuits
 from shardp2p.host.host import Host, open_host
 from shardp2p.host.stream import HostStream
 from shardp2p.identity.keys import Identity
@@ -285,7 +286,7 @@ class Node:
 @asynccontextmanager
 async def open_node(identity: Identity, listen: Sequence[str] = ()) -> AsyncIterator[Node]:
     """A peer that listens on the multiaddrs `listen`; without any it only dials."""
-    async with open_host(identity, listen) as host:
+    async with open_host(identity, listen) as host, open_circuits(host):
         yield Node(host)
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from shardp2p.errors import ConfigError
 from shardp2p.host.addresses import CircuitAddress, TcpAddress, parse_address
-from shardp2p.host.announcing import scope_of
+from shardp2p.host.ip_scopes import scope_of
 from shardp2p.vocabulary import PeerId
 
 MAX_PEERS: Final = 4096

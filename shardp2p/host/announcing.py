@@ -11,16 +11,11 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Final, Literal
+from typing import Final
 
 from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress
+from shardp2p.host.ip_scopes import IpAddress, IpNetwork, Scope, scope_of
 from shardp2p.vocabulary import PeerId
-
-IpAddress = IPv4Address | IPv6Address
-IpNetwork = IPv4Network | IPv6Network
-Scope = Literal["public", "private", "loopback", "none"]
-"""From where an address can be dialled: anywhere, its own network, its own machine, nowhere."""
 
 MAX_ANNOUNCED: Final = 8
 """Of one peer; what address_book.py keeps of it. Every wrong one costs whoever dials some seconds."""
@@ -28,11 +23,6 @@ MAX_PUBLIC: Final = 3
 MAX_CIRCUITS: Final = 2
 MAX_DECLARED: Final = 3
 
-_PRIVATE: Final[tuple[IpNetwork, ...]] = tuple(
-    ipaddress.ip_network(text)
-    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")
-)
-"""RFC 1918, RFC 6598 (inside of a carrier: no more public than a home network) and RFC 4193."""
 _HOME_BITS: Final = 64
 """An IPv6 home has one /64, and each of its machines addresses of its own in it."""
 _OF_CONTAINERS: Final = re.compile(
@@ -88,16 +78,6 @@ class Situation:
     circuits: tuple[CircuitAddress, ...] = ()
 
 
-def scope_of(ip: IpAddress) -> Scope:
-    """From where `ip` can be dialled."""
-    if ip.is_loopback:
-        return "loopback"
-    if any(ip.version == network.version and ip in network for network in _PRIVATE):
-        return "private"
-    is_special = ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip.is_reserved
-    return "public" if ip.is_global and not is_special else "none"
-
-
 def is_private(address: TcpAddress) -> bool:
     """Whether it is an address inside some network that is not the internet."""
     ip = _ip_of(address)
@@ -125,7 +105,9 @@ def announced(peer: PeerId, situation: Situation) -> tuple[str, ...]:
         for scope in ("public", "private", "loopback")
     }
     usable = (at for at in (*situation.opened, *of_scope["public"]) if at not in situation.closed)
-    public = list(dict.fromkeys((*situation.declared, *usable)))[:MAX_PUBLIC]
+    # An address under which nobody sees us may be another machine's: it is not what others should try first.
+    likely_first = sorted((*situation.declared, *usable), key=lambda at: _is_strange(at, situation.seen_as))
+    public = list(dict.fromkeys(likely_first))[:MAX_PUBLIC]
     markers = list(_markers(standing_of(situation).seen_as, public)) if listening else []
     circuits = _circuits(situation.circuits)[:MAX_CIRCUITS]
     room = MAX_ANNOUNCED - len(public) - len(circuits) - len(markers)
@@ -195,6 +177,12 @@ def _private_ones(
 def _is_inside(own: Standing, address: Address) -> bool:
     ip = _ip_of(address) if isinstance(address, TcpAddress) else None
     return ip is not None and any(ip.version == network.version and ip in network for network in own.networks)
+
+
+def _is_strange(address: TcpAddress, seen_as: frozenset[IpAddress]) -> bool:
+    ip = _ip_of(address)
+    others = {seen for seen in seen_as if ip is not None and seen.version == ip.version}
+    return ip is not None and bool(others) and scope_of(ip) == "public" and ip not in others
 
 
 def _is_loopback(address: TcpAddress) -> bool:

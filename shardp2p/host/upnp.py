@@ -17,7 +17,7 @@ import miniupnpc
 import structlog
 import trio
 
-from shardp2p.host.announcing import scope_of
+from shardp2p.host.ip_scopes import scope_of
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from shardp2p.host.announcing import IpAddress, scope_of
+from shardp2p.host.ip_scopes import IpAddress, scope_of
 from shardp2p.swarm.dial_evidence import MAX_OBSERVERS, Evidence
 from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.records import Reachability

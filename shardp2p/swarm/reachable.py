@@ -23,11 +23,11 @@ from shardp2p.host.announcing import (
     announced,
     dialable_from,
     is_same_home,
-    scope_of,
     standing_of,
 )
 from shardp2p.host.host import Host
 from shardp2p.host.interfaces import read_interfaces
+from shardp2p.host.ip_scopes import scope_of
 from shardp2p.host.upnp import MiniupnpRouter, PortMapping, Router
 from shardp2p.swarm.dial_backs import DialBack, ask_dial_back
 from shardp2p.swarm.observers import choose_observers

@@ -18,9 +18,9 @@ from shardp2p.host.announcing import (
     announced,
     dialable_from,
     is_same_home,
-    scope_of,
     standing_of,
 )
+from shardp2p.host.ip_scopes import scope_of
 from shardp2p.identity.keys import Identity
 
 PEER = Identity.from_seed(b"a" * 32).peer_id
@@ -159,6 +159,16 @@ def test_what_the_user_declares_comes_first_whatever_it_is() -> None:
     declared = (TcpAddress("dns4", "home.example.org", 4001), TcpAddress("ip4", "10.8.0.3", 4001))
     found = told(interfaces=HOME, declared=declared, circuits=(CIRCUIT,))
     assert found == [*map(str, declared), str(CIRCUIT), "/ip4/192.168.1.5/tcp/4001"]
+
+
+def test_a_declared_address_under_which_nobody_sees_us_is_told_last() -> None:
+    wrong, forwarded = TcpAddress("ip4", "45.45.0.200", 4001), TcpAddress("ip4", str(WAN), 4001)
+    named = TcpAddress("dns4", "home.example.org", 4001)
+    found = told(
+        interfaces=HOME, declared=(wrong, named), opened=(forwarded,), seen_as=frozenset({WAN}), circuits=(CIRCUIT,)
+    )
+    assert found[:3] == [str(named), str(forwarded), str(wrong)]
+    assert told(interfaces=HOME, declared=(wrong,))[0] == str(wrong)
 
 
 def test_circuits_lead_over_two_relays_and_into_no_home_of_a_relay() -> None:

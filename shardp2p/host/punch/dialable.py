@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from shardp2p.host.addresses import Endpoint
-from shardp2p.host.announcing import Scope, scope_of
+from shardp2p.host.ip_scopes import Scope, scope_of
 
 MAX_HOSTS: Final = 4
 """Different ones of one peer: a public address of each family, one more for a line that just changed, and its LAN's."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from shardp2p.host.addresses import Endpoint
-from shardp2p.host.announcing import scope_of
+from shardp2p.host.ip_scopes import scope_of
 
 MappingKind = Literal["unknown", "independent", "dependent"]
 """Whether the mapping depends on whom we dial. Only two peers at different addresses can tell."""
