@@ -9,11 +9,12 @@ from typing import Any
 
 HEAD = """\
 # Which way two peers find
-Made by `shardp2p lab run nat-matrix --json | python scripts/nat_matrix_table.py > docs/nat-matrix.md`, as root.
+To make this page anew: `shardp2p lab run nat-matrix --json | python scripts/nat_matrix_table.py > docs/nat-matrix.md`.
 
 Each cell is a swarm of its own: a public peer that holds no layers and relays, and two peers, behind routers of these
 kinds ([lab.md](lab.md)), that hold half of the model each, so that every token passes between them. A client beside the
-public peer asks. Everything runs on one machine: the times contain loading the model and computing there.
+public peer asks. Everything runs on one machine: the times contain loading the model, computing, and whatever else the
+machine does meanwhile.
 
 `double` is a cone behind another one; `open` has a public address; `reset` answers unasked packets with RST.
 """
