@@ -11,7 +11,7 @@
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-DESIGN_TESTS := tests/unit/test_layering.py tests/unit/test_module_length.py tests/unit/test_protobuf_current.py
+DESIGN_TESTS := tests/design
 
 venv: $(STAMP)
 
