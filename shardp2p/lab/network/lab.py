@@ -1,8 +1,8 @@
 """A network that runs: hosts to start programs on, and routers and paths to break.
 
-    async with open_network(parse_description(text)) as network:
-        child = await network.hosts["alice"].start(["ping", network.hosts["bob"].address])
-        await network.cut("alice", "bob")
+async with open_network(parse_description(text)) as network:
+    child = await network.hosts["alice"].start(["ping", network.hosts["bob"].address])
+    await network.cut("alice", "bob")
 """
 
 from __future__ import annotations
