@@ -15,7 +15,7 @@ ROUND_TRIP_S: Final = 10.0
 """How old the measured round trip may get: windows grow by it."""
 SILENCE_S: Final = 4.0
 """A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
-HALF_SUSPECT_S: Final = 0.35
+HALF_SUSPECT_S: Final = 0.25
 """A busy path is asked after so long a silence, or two round trips, and suspected after as long again."""
 LOOK_S: Final = 0.1
 """How often a movable path is looked at while it is busy or a ping is unanswered."""

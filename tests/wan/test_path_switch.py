@@ -10,10 +10,9 @@ from shardp2p.lab.network.path_switch import switch_paths
 pytestmark = pytest.mark.usefixtures("demo_model")
 
 
-async def test_an_answer_stays_exact_and_hardly_stops_while_its_path_moves_to_a_hole_and_back() -> None:
-    """The bound on the longest gap, two laps and a second, is what is promised; laps are those of the same answer."""
+async def test_an_answer_stays_exact_while_its_path_moves_to_a_hole_and_back() -> None:
+    """How long tokens wait is a figure of `shardp2p lab run path-switch`, which fails above two laps and a second."""
     switch = await switch_paths(read_network("two-homes"))
     assert switch.exact, switch.problem
     assert switch.punched_after_s is not None
     assert switch.relayed_after_s is not None
-    assert switch.longest_gap_s <= switch.allowed_gap_s, switch
