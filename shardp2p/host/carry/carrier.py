@@ -13,14 +13,12 @@ from shardp2p.errors import PeerUnavailableError, RemoteProtocolError, ShardErro
 from shardp2p.host.carry.exchange import receive, send
 from shardp2p.host.failures import NEGOTIATION_FAILURES
 from shardp2p.host.link import GONE_S, RESUME_S
-from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
-from shardp2p.host.negotiation import negotiated_stream, negotiation_failure, stream_with
+from shardp2p.host.negotiation import negotiated_stream, negotiation_failure
 from shardp2p.host.peer_ids import peer_of
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
-from shardp2p.wire.codec import encode
 from shardp2p.wire.codec_carry import NAME_BYTES
 from shardp2p.wire.protocols import CARRY
 from shardp2p.wire.stream import Stream
@@ -159,37 +157,38 @@ class Carrier:
         with trio.CancelScope(deadline=trio.current_time() + RESUME_S) as scope:
             self._attempts[muxer] = scope
             try:
-                await self._ask(muxer, over)
+                stream = await self._open(over)
+                try:
+                    await self._ask(muxer, stream, over)
+                except BaseException:
+                    await stream.reset()
+                    raise
             finally:
                 del self._attempts[muxer]
         if scope.cancelled_caught:
             raise PeerUnavailableError("the connection was moved otherwise, or the peer did not answer in time", peer)
         log.info("connection_moved", peer=peer, path=str(over.path))
 
-    async def _ask(self, muxer: Muxer, over: Muxer) -> None:
-        link, peer = muxer.link, peer_of(muxer.peer_id)
+    async def _ask(self, muxer: Muxer, stream: HostStream, over: Muxer) -> None:
+        link = muxer.link
         with link.holding(), trio.move_on_after(HOLD_S + 4 * over.round_trip_s):
             ledger = link.ledger
             if ledger is None or not link.is_movable:
-                raise PeerUnavailableError("the connection cannot move", peer)
+                raise PeerUnavailableError("the connection cannot move", stream.peer)
             turn = ledger.ask()
             try:
-                stream = await self._open_with(over, Resume(self._names[muxer], turn, ledger.received))
-                try:
-                    answer = await receive(stream)
-                    if not isinstance(answer, Resumed):
-                        raise PeerUnavailableError(f"the peer did not move the connection: {answer}", peer)
-                    self._switch(muxer, stream, turn, answer.received)
-                except BaseException:
-                    await stream.reset()
-                    raise
+                await send(stream, Resume(self._names[muxer], turn, ledger.received))
+                answer = await receive(stream)
+                if not isinstance(answer, Resumed):
+                    raise PeerUnavailableError(f"the peer did not move the connection: {answer}", stream.peer)
+                self._switch(muxer, stream, turn, answer.received)
             except RemoteProtocolError as error:
-                raise PeerUnavailableError(f"the peer answered wrongly: {error}", peer) from error
+                raise PeerUnavailableError(f"the peer answered wrongly: {error}", stream.peer) from error
             else:
                 return
             finally:
                 ledger.give_up(turn)
-        raise PeerUnavailableError("the peer did not answer in time", peer)
+        raise PeerUnavailableError("the peer did not answer in time", stream.peer)
 
     def _switch(self, muxer: Muxer, stream: HostStream, turn: int, received: int) -> None:
         ledger = muxer.link.ledger
@@ -204,16 +203,9 @@ class Carrier:
             raise
 
     async def _open(self, muxer: Muxer) -> HostStream:
-        return await self._opened(muxer, negotiated_stream(muxer, CARRY))
-
-    async def _open_with(self, over: Muxer, resume: Resume) -> HostStream:
-        """A peer that named the connection speaks the protocol: it is asked without waiting for its consent."""
-        return await self._opened(over, stream_with(over, CARRY, encode(CARRY, resume)))
-
-    async def _opened(self, muxer: Muxer, opening: Awaitable[MuxedStream]) -> HostStream:
         peer = peer_of(muxer.peer_id)
         try:
-            return HostStream(await opening, peer)
+            return HostStream(await negotiated_stream(muxer, CARRY), peer)
         except NEGOTIATION_FAILURES as error:
             raise PeerUnavailableError(negotiation_failure(peer, CARRY, muxer, error), peer) from error
 
