@@ -144,10 +144,14 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A proposed continuation. `probability` estimates that its first token is right."""
+    """A proposed continuation.
+
+    `probability` estimates that its first token is right, `continues` that each later one is when those before it are.
+    """
 
     tokens: tuple[Token, ...]
     probability: float
+    continues: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

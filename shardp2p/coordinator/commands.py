@@ -19,11 +19,13 @@ class Proposer(Protocol):
 
     @property
     def is_instant(self) -> bool:
-        """Whether a proposal costs so little that a chunk should wait for it."""
+        """Whether a proposal costs so little that a chunk should wait for it. Others are asked in a thread."""
         ...
 
-    def propose(self, text: Sequence[Token], depth_tokens: int) -> Sequence[Branch]:
-        """Up to a few continuations of `text`, each at most `depth_tokens` long, the best first."""
+    def propose(
+        self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
+    ) -> Sequence[Sequence[Branch]]:
+        """For each of `paths` below `text` a few continuations, each at most `depth_tokens` long, the best first."""
         ...
 
 
@@ -36,6 +38,8 @@ class Limits:
     prefill_tokens  tokens in a chunk of committed text
     draft_tokens    length of one branch asked of the proposer; 0 asks for none
     cache_rows      rows that every stage keeps for the session
+    draft_rounds    answers of the proposer that a chunk of drafts waits for; 0 sends what is there
+    is_paced        send as the ring takes it up, and only what is worth its cost; else as soon and as much as possible
     """
 
     max_chunks: int = 4
@@ -43,6 +47,8 @@ class Limits:
     prefill_tokens: int = 256
     draft_tokens: int = 8
     cache_rows: int = 8192
+    draft_rounds: int = 0
+    is_paced: bool = True
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -51,6 +57,7 @@ class Limits:
             ("prefill_tokens", 1, MAX_ROWS),
             ("draft_tokens", 0, None),
             ("cache_rows", 1, None),
+            ("draft_rounds", 0, None),
         ):
             value = getattr(self, name)
             if value < least or (most is not None and value > most):
@@ -75,14 +82,14 @@ class SendCommit:
 
 @dataclass(frozen=True, slots=True)
 class NeedDraft:
-    """Ask the proposer to continue the text, and answer with `receive_draft(request, …)`.
+    """Ask the proposer to continue the text, and answer with `receive_draft(request, …)`: branches for each path.
 
-    It continues the first `committed_tokens` tokens of `Generation.text`, which only ever grows, and then `drafted`.
+    A path continues the first `committed_tokens` tokens of `Generation.text`, which only ever grows.
     """
 
     request: int
     committed_tokens: int
-    drafted: tuple[Token, ...]
+    paths: tuple[tuple[Token, ...], ...]
     depth_tokens: int
 
 

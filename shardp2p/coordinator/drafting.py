@@ -1,7 +1,7 @@
 """When drafts are asked for, and where in the tree an answer belongs. Pure.
 
 At most one request is outstanding, and each leaf is asked about once: a proposer that knows nothing is left alone
-until the text has moved on.
+until the text has moved on. A request asks about several leaves, which a draft model evaluates in one step.
 """
 
 from __future__ import annotations
@@ -12,56 +12,72 @@ from shardp2p.coordinator.commands import NeedDraft
 from shardp2p.coordinator.tree import Node, TokenTree
 from shardp2p.vocabulary import Branch
 
+PATHS_AT_ONCE = 16
+"""Leaves in one request: more are seldom worth a place in a chunk, and a draft model takes longer for them."""
+
+
+KEPT_SHARE = 0.0625
+"""A draft so much less likely than would be worth a row now hardly ever becomes worth one before it is dead."""
+
 
 class Drafting:
-    """The outstanding request. No draft gets a position of `limit_position` or more."""
+    """The outstanding request. `is_eager`: the next is made as soon as one is answered, else when no draft waits."""
 
-    def __init__(self, tree: TokenTree, *, draft_tokens: int, limit_position: int) -> None:
+    def __init__(self, tree: TokenTree, *, draft_tokens: int, is_eager: bool) -> None:
         self._tree = tree
         self._draft_tokens = draft_tokens
-        self._limit_position = limit_position
+        self._is_eager = is_eager
         self._requests = 0
-        self._request: tuple[int, Node | None] | None = None  # number, and the draft that it continues
+        self._request: tuple[int, tuple[Node, ...]] | None = None  # number, and the nodes that it continues
+        self.rounds = 0
+        """How many requests were answered since the caller set it to 0."""
 
     @property
-    def is_awaited_at_leaf(self) -> bool:
+    def is_awaited_at_root(self) -> bool:
         """Whether a request is outstanding that continues the committed text itself."""
-        return self._request is not None and self._request[1] is None
+        return self._request is not None and self._tree.root in self._request[1]
 
-    def ask(self) -> NeedDraft | None:
-        """A request below the most probable leaf, when one is due and no draft waits to be sent."""
-        if self._request or self._draft_tokens < 1 or next(self._tree.unsent(), None) is not None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is outstanding."""
+        return self._request is not None
+
+    def ask(self, least_probability: float) -> NeedDraft | None:
+        """A request below the most probable leaves, when one is due."""
+        if self._request or self._draft_tokens < 1:
             return None
-        anchor = self._tree.best_leaf()
-        asked: Node | TokenTree = self._tree if anchor is None else anchor
-        position = len(self._tree.committed) if anchor is None else anchor.position + 1
-        depth = min(self._draft_tokens, self._limit_position - position)
-        if asked.is_asked or depth < 1:
+        if not self._is_eager and self._tree.best_unsent() is not None:
             return None
-        asked.is_asked = True
+        leaves = self._tree.take_leaves(PATHS_AT_ONCE, least_probability)
+        if not leaves:
+            return None
         self._requests += 1
-        self._request = (self._requests, anchor)
-        return NeedDraft(self._requests, len(self._tree.committed), tuple(self._tree.path_tokens(anchor)), depth)
+        self._request = self._requests, tuple(leaves)
+        paths = tuple(tuple(self._tree.path_tokens(leaf)) for leaf in leaves)
+        depth = self._tree.depth_below(min(leaf.position for leaf in leaves))
+        return NeedDraft(self._requests, len(self._tree.committed), paths, min(self._draft_tokens, depth))
 
-    def answer(self, request: int, branches: Sequence[Branch]) -> bool:
-        """Add the answer to the tree; false when events have overtaken it."""
+    def answer(self, request: int, branches: Sequence[Sequence[Branch]], least_probability: float = 0.0) -> bool:
+        """Add the answer to the tree; false when events have overtaken it.
+
+        Drafts of less than `least_probability` are not worth a row now, and kept if they may become so.
+        """
         if self._request is None or self._request[0] != request:
             return False
-        _, anchor = self._request
+        leaves = self._request[1]
         self._request = None
-        self._tree.graft(anchor, branches, limit_position=self._limit_position)
+        self.rounds += 1
+        for leaf, below in zip(leaves, branches, strict=False):
+            if leaf.is_alive:
+                least = least_probability * KEPT_SHARE / self._tree.probability(leaf)
+                self._tree.graft(leaf, [branch for branch in below if branch.probability >= least])
         return True
 
-    def follow(self, leaf: Node | None) -> None:
-        """Keep the outstanding request only if what it continues still stands, now that `leaf` (None: no draft) is
-        committed.
-        """
-        if self._request is None:
-            return
-        number, anchor = self._request
-        if anchor is not None and anchor is leaf:
-            self._request = (number, None)
-        elif anchor is None or not anchor.is_alive:
+    def follow(self, *, is_correction: bool) -> None:
+        """Keep the outstanding request only if something that it continues still stands."""
+        if is_correction:
+            self.rounds = 0
+        if self._request is not None and not any(node.is_alive for node in self._request[1]):
             self._request = None
 
     def drop(self) -> None:

@@ -111,8 +111,11 @@ class _Driver:
             vocab_size=request.vocab_size,
             limits=limits,
             waits_for_draft=proposer is not None and proposer.is_instant,
+            now=trio.current_time(),
         )
-        self._inbox_send, self._inbox = trio.open_memory_channel[Verdict | tuple[int, Sequence[Branch]]](64)
+        self._inbox_send, self._inbox = trio.open_memory_channel[Verdict | tuple[int, Sequence[Sequence[Branch]]]](64)
+        self._asked: NeedDraft | None = None  # the latest, of a proposer that takes its time
+        self._is_asked = trio.Event()
         # One batch a token at most: the ring never waits for a slow reader.
         self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](request.max_tokens)
         self._sent: deque[tuple[Chunk, float]] = deque()
@@ -156,6 +159,7 @@ class _Driver:
                 nursery.start_soon(self._watch, self._read_control, index, control, closed[index])
                 nursery.start_soon(self._watch, outboxes[index].run)
             nursery.start_soon(self._watch, sender.run)
+            nursery.start_soon(self._watch, self._draft)
             nursery.start_soon(self._watch, self._verdicts.collect, self._session, self._inbox_send.send)
             finish = None
             with self._lap_scope:
@@ -277,13 +281,18 @@ class _Driver:
                         self._tokens_send.send_nowait(tokens)
                     case Finish():
                         return command
-            message = await self._inbox.receive()
-            if isinstance(message, Verdict):
+            message = None
+            with trio.move_on_at(self._generation.wake_at):
+                message = await self._inbox.receive()
+            now = trio.current_time()
+            if message is None:
+                self._generation.wake(now)
+            elif isinstance(message, Verdict):
                 self._note_lap(message)
                 with blaming(self._last.peer_id):
-                    self._generation.receive_verdict(message)
+                    self._generation.receive_verdict(message, now)
             else:
-                self._generation.receive_draft(*message)
+                self._generation.receive_draft(*message, now)
 
     async def _send_chunk(self, chunk: Chunk, sender: CreditSender, last: ControlOutbox) -> None:
         if self._request.sampling.needs_tokens:
@@ -302,10 +311,24 @@ class _Driver:
     def _propose(self, request: NeedDraft) -> None:
         if self._proposer is None:
             return
-        text = self._generation.text
-        if request.drafted:
-            text = (*text[: request.committed_tokens], *request.drafted)
-        self._generation.receive_draft(request.request, self._proposer.propose(text, request.depth_tokens))
+        if self._proposer.is_instant:
+            branches = self._proposer.propose(self._generation.text, request.paths, request.depth_tokens)
+            self._generation.receive_draft(request.request, branches, trio.current_time())
+        else:
+            self._asked = request
+            self._is_asked.set()
+
+    async def _draft(self) -> None:
+        """Have a proposer that takes its time answer, one request after the other; what is overtaken is left out."""
+        while True:
+            await self._is_asked.wait()
+            self._is_asked = trio.Event()
+            request, proposer = self._asked, self._proposer
+            assert request is not None
+            assert proposer is not None
+            text = self._generation.text[: request.committed_tokens]
+            branches = await trio.to_thread.run_sync(proposer.propose, text, request.paths, request.depth_tokens)
+            await self._inbox_send.send((request.request, branches))
 
     def _note_lap(self, verdict: Verdict) -> None:
         while self._sent and self._sent[0][0].ref.seq <= verdict.ref.seq:

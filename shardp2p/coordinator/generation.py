@@ -4,7 +4,8 @@ Pure. The driver feeds verdicts and drafts, and carries out what `next_command` 
 of slots and roots in wire/lineage.py and docs/protocols/ring.md.
 
 - Committed tokens that are not sent yet (the prompt, a correction, all of it after a heal) go first, as a chain.
-- Drafts fill the rest of a chunk, the most probable path first; up to `max_chunks` chunks are in the ring at once.
+- Drafts fill the rest of a chunk, the most probable path first (chunking.py), as the ring takes them up (pace.py);
+  up to `max_chunks` chunks are in the ring at once.
 - A verdict commits tokens as far as the target's choices are known. What it proves wrong is dead: nothing is rewound.
 """
 
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from math import inf
 
+from shardp2p.coordinator.chunking import Chunking
 from shardp2p.coordinator.commands import (
     Command,
     Emit,
@@ -24,9 +26,10 @@ from shardp2p.coordinator.commands import (
     SendCommit,
 )
 from shardp2p.coordinator.drafting import Drafting
+from shardp2p.coordinator.pace import Pace
 from shardp2p.coordinator.tree import TokenTree
 from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from shardp2p.vocabulary import MAX_TOKEN, Branch, ChunkRef, SessionId, Slot, Token
+from shardp2p.vocabulary import MAX_TOKEN, Branch, SessionId, Slot, Token
 from shardp2p.wire.lineage import Lineage
 from shardp2p.wire.messages import Chunk, Commit, Verdict
 
@@ -44,6 +47,7 @@ class Generation:
         vocab_size: int = 0,
         limits: Limits | None = None,
         waits_for_draft: bool = False,
+        now: float = 0.0,
     ) -> None:
         self._limits = limits or Limits()
         if not prompt_tokens:
@@ -55,23 +59,24 @@ class Generation:
                 f"the prompt has {len(prompt_tokens)} tokens and {max_tokens} more are asked for, but only "
                 f"{self._limits.cache_rows} fit; shorten the prompt or lower max_tokens"
             )
-        self._session = session
-        self._tree = TokenTree(prompt_tokens)
+        self._tree = TokenTree(prompt_tokens, limit_position=len(prompt_tokens) + max_tokens - 1)
         self._lineage = Lineage()
         self._prompt_length = len(prompt_tokens)
         self._goal = len(prompt_tokens) + max_tokens
         self._stop_tokens = stop_tokens
         self._vocab_size = vocab_size or MAX_TOKEN
         self._waits_for_draft = waits_for_draft
+        self._drafts_ahead = not waits_for_draft and self._limits.draft_rounds == 0
         self._epoch = 0
-        self._seq = 0
         self._laps = 0
         self._settled = 0
         self._in_flight: deque[Chunk] = deque()
-        self._drafting = Drafting(self._tree, draft_tokens=self._limits.draft_tokens, limit_position=self._goal - 1)
+        self._drafting = Drafting(self._tree, draft_tokens=self._limits.draft_tokens, is_eager=not waits_for_draft)
+        self._pace = Pace(self._limits)
+        self._chunking = Chunking(session, self._tree, self._lineage, self._pace, self._limits)
         self._finished: Finish | None = None
         self._commands: deque[Command] = deque()
-        self._fill()
+        self._fill(now)
 
     @property
     def epoch(self) -> int:
@@ -102,7 +107,16 @@ class Generation:
         """The next thing to do, or None until something is received."""
         return self._commands.popleft() if self._commands else None
 
-    def receive_verdict(self, verdict: Verdict) -> None:
+    @property
+    def wake_at(self) -> float:
+        """When `wake` is to be called, if nothing is received before; inf: not at all."""
+        return inf if self._finished else self._chunking.wake_at
+
+    def wake(self, now: float) -> None:
+        """Send what may be sent by now."""
+        self._fill(now)
+
+    def receive_verdict(self, verdict: Verdict, now: float = 0.0) -> None:
         """Take the answer to the oldest chunk in the ring. One of an earlier epoch changes nothing."""
         if self._finished or verdict.ref.epoch < self._epoch:
             return
@@ -116,17 +130,18 @@ class Generation:
             raise RemoteProtocolError(f"the verdict for chunk {verdict.ref} names a token that the model does not have")
         if verdict.choices:
             self._laps += 1
+        self._pace.note_verdict(verdict, chunk, now)
         for row, choice in enumerate(verdict.choices, chunk.quiet):
             self._record(Slot(chunk.ref.first_slot + row), choice)
         self._advance()
-        self._fill()
+        self._fill(now)
 
-    def receive_draft(self, request: int, branches: Sequence[Branch]) -> None:
+    def receive_draft(self, request: int, branches: Sequence[Sequence[Branch]], now: float = 0.0) -> None:
         """Take the answer to NeedDraft. One that is overtaken by events changes nothing."""
-        if self._finished is None and self._drafting.answer(request, branches):
-            self._fill()
+        if self._finished is None and self._drafting.answer(request, branches, self._pace.least_probability):
+            self._fill(now)
 
-    def lose_cache(self, position: int = 0) -> None:
+    def lose_cache(self, position: int = 0, now: float = 0.0) -> None:
         """Begin a new epoch: every stage keeps the first `position` tokens of the text, the rest is sent again."""
         if self._finished:
             return
@@ -139,7 +154,8 @@ class Generation:
         self._drafting.drop()
         self._in_flight.clear()
         self._commands = deque(c for c in self._commands if isinstance(c, Emit))
-        self._fill()
+        self._pace.drop()
+        self._fill(now)
 
     def cancel(self) -> None:
         """End it now."""
@@ -147,19 +163,19 @@ class Generation:
 
     def _record(self, slot: Slot, choice: Token | None) -> None:
         node = self._tree.find(slot)
-        is_leaf = node is None and slot == self._lineage.root and not self._unsent_committed()
-        if choice is None and (node is not None or is_leaf):
+        if node is None and slot == self._lineage.root and not self._chunking.unsent_committed:
+            node = self._tree.root
+        if node is None:
+            return
+        if choice is None:
             raise RemoteProtocolError(f"slot {slot} was skipped although it is alive")
-        if node is not None:
-            node.choice = choice
-        elif is_leaf:
-            self._tree.choice = choice
+        node.choice = choice
 
     def _advance(self) -> None:
         """Commit what the target's choices settle, tell the stages, and emit it."""
         emitted: list[Token] = []
         commit = None
-        while self._tree.choice is not None and self._finished is None:
+        while self._tree.root.choice is not None and self._finished is None:
             commit = self._commit_one()
             emitted.append(self._tree.committed[-1])
             if emitted[-1] in self._stop_tokens:
@@ -175,7 +191,7 @@ class Generation:
         """Commit the known choice. Its slot is the draft's, or else the next one: a correction is sent first."""
         parent = self._lineage.root
         node = self._tree.advance()
-        self._drafting.follow(node)
+        self._drafting.follow(is_correction=node is None)
         slot = None if node is None else node.slot
         root = self._lineage.next_slot if slot is None else slot
         self._lineage.commit(root, parent)
@@ -189,55 +205,21 @@ class Generation:
                 self._commands.append(Emit(tuple(emitted)))
             self._commands.append(self._finished)
 
-    def _unsent_committed(self) -> int:
-        return len(self._tree.committed) - self._lineage.trunk_length
-
-    def _fill(self) -> None:
-        """Send what can be sent, and ask for drafts where there is room for them."""
-        while self._finished is None and len(self._in_flight) < self._limits.max_chunks:
-            if self._unsent_committed() <= self._limits.prefill_tokens:
-                request = self._drafting.ask()
+    def _fill(self, now: float) -> None:
+        """Send what can be sent, and ask for drafts where there is room for them, or where they can be made ahead."""
+        while self._finished is None:
+            has_room = len(self._in_flight) < self._limits.max_chunks
+            if (has_room or self._drafts_ahead) and self._chunking.unsent_committed <= self._limits.prefill_tokens:
+                request = self._drafting.ask(self._pace.least_probability)
                 if request is not None:
                     self._commands.append(request)
-                if self._waits_for_draft and self._drafting.is_awaited_at_leaf:
+                if self._waits_for_draft and self._drafting.is_awaited_at_root:
                     return
-            if not self._send():
+                if self._drafting.is_busy and self._drafting.rounds < self._limits.draft_rounds:
+                    return
+            chunk = self._chunking.next_chunk(self._epoch, now) if has_room else None
+            if chunk is None:
                 return
-
-    def _send(self) -> bool:
-        """Send the next chunk, if there is anything to send."""
-        unsent = self._unsent_committed()
-        start = len(self._tree.committed) - unsent
-        line = self._tree.committed[start : start + self._limits.prefill_tokens]
-        has_leaf = len(line) == unsent
-        room = self._limits.cache_rows - len(self._lineage) - len(line)
-        width = min(self._limits.chunk_tokens - len(line), room) if has_leaf else 0
-        drafts = list(islice(self._tree.unsent(), max(0, width)))
-        if not line and not drafts:
-            return False
-        first, parents = self._lineage.next_slot, []
-        for _ in line:
-            parents.append(self._add(self._lineage.root))
-            self._lineage.commit(Slot(self._lineage.next_slot - 1))
-        for node in drafts:
-            self._tree.record_sent(node, self._lineage.next_slot)
-            parent = self._lineage.root if node.parent is None else node.parent.slot
-            if parent is None:
-                raise LocalProtocolError("a draft was to be sent before its parent")
-            parents.append(self._add(parent))
-        chunk = Chunk(
-            ref=ChunkRef(self._session, self._epoch, self._seq, first),
-            tokens=(*line, *(node.token for node in drafts)),
-            parents=tuple(parents),
-            root=self._lineage.root,
-            quiet=len(line) - 1 if line and has_leaf else len(line),
-        )
-        self._seq += 1
-        self._in_flight.append(chunk)
-        self._commands.append(SendChunk(chunk))
-        return True
-
-    def _add(self, parent: Slot) -> Slot:
-        if not self._lineage.add(self._lineage.next_slot, parent):
-            raise LocalProtocolError("a dead slot was to be sent")
-        return parent
+            self._in_flight.append(chunk)
+            self._drafting.rounds = 0
+            self._commands.append(SendChunk(chunk))

@@ -1,32 +1,36 @@
 """The coordinator's token tree: the committed text, the drafts below it, and what the target has said so far.
 
-Pure. A draft is a node; the children of the committed leaf are the roots of the live drafts. Everything else that was
-ever proposed is dead and forgotten.
+Pure. A draft is a node below the root, the committed leaf. Whatever else was ever proposed is dead and forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
+from math import exp, log
+from sys import maxsize
 
 from shardp2p.errors import LocalProtocolError
 from shardp2p.vocabulary import Branch, Slot, Token
 
+LEAST_PROBABILITY = 1e-9
+"""A branch of less is taken for this much, so that its logarithm is a number."""
+
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A drafted token. `slot` is set when it is sent, `choice` when its verdict is here.
+    """A token: the root, or a draft below it. `slot` is set when it is sent, `choice` when its verdict is here.
 
-    `probability` estimates that the whole path from the committed leaf to here is right. `is_asked`: drafts below it
-    were asked for. `is_alive` turns false when the target chose otherwise.
+    `log_probability` estimates, up to what is the same for all live nodes, that the whole path to here is right.
+    `is_asked`: drafts below it were asked for. `is_alive` turns false when the target chose otherwise.
     """
 
     token: Token
     position: int
     parent: Node | None
-    probability: float
+    log_probability: float
     slot: Slot | None = None
     choice: Token | None = None
     children: dict[Token, Node] = field(default_factory=dict)
@@ -35,35 +39,40 @@ class Node:
 
 
 class TokenTree:
-    """The committed tokens and the live drafts."""
+    """The committed tokens and the live drafts. No draft gets a position of `limit_position` or more."""
 
-    def __init__(self, prompt_tokens: Sequence[Token]) -> None:
+    def __init__(self, prompt_tokens: Sequence[Token], limit_position: int = maxsize) -> None:
         self.committed: list[Token] = list(prompt_tokens)
-        self.choice: Token | None = None
-        """The target's choice after the committed leaf, once known."""
-        self.children: dict[Token, Node] = {}
-        self.is_asked = False
-        """Whether drafts below the committed leaf were asked for."""
+        self._limit_position = limit_position
+        self.root = Node(self.committed[-1], len(self.committed) - 1, None, 0.0)
         self._by_slot: dict[Slot, Node] = {}
+        self._unsent = _NodeQueue()
+        self._leaves = _NodeQueue()
+        self._note_leaf(self.root)
+
+    def probability(self, node: Node) -> float:
+        """An estimate that the path from the root to `node` is right."""
+        return exp(min(0.0, node.log_probability - self.root.log_probability))
 
     def advance(self) -> Node | None:
-        """Commit `choice`, which must be known; gives the draft that it proves right, or None."""
-        if self.choice is None:
+        """Commit the root's choice, which must be known; gives the draft that it proves right, or None."""
+        old = self.root
+        if old.choice is None:
             raise LocalProtocolError("the choice after the committed leaf is not known yet")
-        node = self.children.get(self.choice)
-        self.committed.append(self.choice)
-        for child in self.children.values():
+        node = old.children.get(old.choice)
+        self.committed.append(old.choice)
+        for child in old.children.values():
             if child is not node:
                 self._forget(child)
+        old.is_alive = False
         if node is None:
-            self.children, self.choice, self.is_asked = {}, None, False
+            self.root = Node(old.choice, old.position + 1, None, old.log_probability)
+            self._note_leaf(self.root)
             return None
         node.parent = None
-        for child in node.children.values():
-            child.parent = None
-        self.children, self.choice, self.is_asked = node.children, node.choice, node.is_asked
         if node.slot is not None:
             self._by_slot.pop(node.slot, None)
+        self.root = node
         return node
 
     def record_sent(self, node: Node, slot: Slot) -> None:
@@ -77,58 +86,72 @@ class TokenTree:
 
     def drop_drafts(self) -> None:
         """Forget every draft, and what is known below the committed leaf."""
-        self.children, self.choice, self.is_asked = {}, None, False
+        for child in self.root.children.values():
+            self._forget(child)
+        self.root = Node(self.committed[-1], len(self.committed) - 1, None, 0.0)
         self._by_slot.clear()
+        self._unsent, self._leaves = _NodeQueue(), _NodeQueue()
+        self._note_leaf(self.root)
 
-    def graft(self, anchor: Node | None, branches: Sequence[Branch], limit_position: int) -> int:
-        """Add branches below `anchor` (None: the committed leaf), sharing equal prefixes; gives how many nodes are new.
-
-        No node gets a position of `limit_position` or more.
-        """
+    def graft(self, anchor: Node, branches: Sequence[Branch]) -> int:
+        """Add branches below `anchor`, sharing equal prefixes; gives how many nodes are new."""
         new = 0
         for branch in branches:
-            parent, children = anchor, self.children if anchor is None else anchor.children
-            probability = branch.probability * (1.0 if anchor is None else anchor.probability)
-            position = (len(self.committed) if anchor is None else anchor.position + 1) - 1
+            parent, step = anchor, branch.probability
             for token in branch.tokens:
-                position += 1
-                if position >= limit_position:
+                if parent.position + 1 >= self._limit_position:
                     break
-                node = children.get(token)
+                node = parent.children.get(token)
                 if node is None:
-                    node = children[token] = Node(token, position, parent, probability)
+                    log_probability = parent.log_probability + log(min(1.0, max(step, LEAST_PROBABILITY)))
+                    node = Node(token, parent.position + 1, parent, log_probability)
+                    parent.children[token] = node
+                    self._unsent.put(node)
                     new += 1
-                parent, children = node, node.children
+                parent, step = node, branch.continues
+            if parent is not anchor:
+                self._note_leaf(parent)
         return new
 
-    def best_leaf(self) -> Node | None:
-        """The end of the most probable path; None when there are no drafts."""
-        node, children = None, self.children
-        while children:
-            node = max(children.values(), key=lambda child: child.probability)
-            children = node.children
-        return node
+    def depth_below(self, position: int) -> int:
+        """How many drafts fit on a path below `position`."""
+        return max(0, self._limit_position - 1 - position)
 
-    def path_tokens(self, node: Node | None) -> list[Token]:
-        """The drafted tokens from below the committed leaf to `node`."""
+    def path_tokens(self, node: Node) -> list[Token]:
+        """The drafted tokens from below the root to `node`."""
         tokens: list[Token] = []
-        while node is not None:
+        while node.parent is not None:
             tokens.append(node.token)
             node = node.parent
         tokens.reverse()
         return tokens
 
-    def unsent(self) -> Iterator[Node]:
-        """The drafts that are not sent, parents before children, more probable ones first."""
-        order = count()  # equal probabilities: the earlier proposed first
-        heap = [(-node.probability, next(order), node) for node in self.children.values()]
-        heapify(heap)
-        while heap:
-            _, _, node = heappop(heap)
-            if node.slot is None:
-                yield node
-            for child in node.children.values():
-                heappush(heap, (-child.probability, next(order), child))
+    def best_unsent(self) -> Node | None:
+        """The most probable draft that is not sent."""
+        return self._unsent.first(_is_unsent)
+
+    def take_unsent(self, most: int, least_probability: float = 0.0) -> list[Node]:
+        """Up to `most` drafts that are to be sent now, parents before children, more probable ones first."""
+        taken: list[Node] = []
+        while len(taken) < most and (node := self._unsent.first(_is_unsent)) is not None:
+            if self.probability(node) < least_probability:
+                break
+            taken.append(self._unsent.take())
+        return taken
+
+    def take_leaves(self, most: int, least_probability: float) -> list[Node]:
+        """Up to `most` leaves that were not asked about, the most probable first; they count as asked from now on."""
+        taken: list[Node] = []
+        while len(taken) < most and (node := self._leaves.first(_is_unasked_leaf)) is not None:
+            if self.probability(node) < least_probability:
+                break
+            node.is_asked = True
+            taken.append(self._leaves.take())
+        return taken
+
+    def _note_leaf(self, node: Node) -> None:
+        if node.position + 1 < self._limit_position and not node.children and not node.is_asked:
+            self._leaves.put(node)
 
     def _forget(self, node: Node) -> None:
         waiting = [node]
@@ -138,3 +161,35 @@ class TokenTree:
             if dead.slot is not None:
                 self._by_slot.pop(dead.slot, None)
             waiting.extend(dead.children.values())
+
+
+class _NodeQueue:
+    """Nodes, the most probable first; of equal ones the earlier proposed."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Node]] = []
+        self._order = count()
+
+    def put(self, node: Node) -> None:
+        heappush(self._heap, (-node.log_probability, next(self._order), node))
+
+    def first(self, is_wanted: Callable[[Node], bool]) -> Node | None:
+        """The first one that is wanted; those before it are gone for good."""
+        while self._heap:
+            node = self._heap[0][2]
+            if is_wanted(node):
+                return node
+            heappop(self._heap)
+        return None
+
+    def take(self) -> Node:
+        """Take the first one out."""
+        return heappop(self._heap)[2]
+
+
+def _is_unsent(node: Node) -> bool:
+    return node.is_alive and node.slot is None and node.parent is not None
+
+
+def _is_unasked_leaf(node: Node) -> bool:
+    return node.is_alive and not node.is_asked and not node.children

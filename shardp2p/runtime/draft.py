@@ -26,8 +26,10 @@ class NoDraft:
     def is_instant(self) -> bool:
         return True
 
-    def propose(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
-        return ()
+    def propose(
+        self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
+    ) -> tuple[tuple[Branch, ...], ...]:
+        return ((),) * len(paths)
 
 
 def make_proposer(kind: DraftKind) -> PromptLookup | None:
@@ -58,7 +60,13 @@ class PromptLookup:
     def is_instant(self) -> bool:
         return True
 
-    def propose(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
+    def propose(
+        self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
+    ) -> tuple[tuple[Branch, ...], ...]:
+        """What `continuations` says of each path below `text`."""
+        return tuple(self.continuations([*text, *path], depth_tokens) for path in paths)
+
+    def continuations(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         """Up to `branches` continuations that differ in their first token, the most probable first.
 
         None is less probable than `least_probability`, so where nothing repeats there is often none at all.

@@ -88,14 +88,10 @@ class SessionWorker:
         started = perf_counter() - spent_s
         if self._block.is_last:
             choices = self._choose(work, tokens, logits)
-            return Verdict(work.ref, work.arrival.quiet, choices, self._compute_us(work, started))
+            return Verdict(work.ref, work.arrival.quiet, choices, *_spent_us(work, started))
         frame = None if hidden is None else encode_tensor(hidden, self._scheme)
         a = work.arrival
-        return Activations(a.ref, a.parents, a.root, a.quiet, work.skipped, frame, self._compute_us(work, started))
-
-    def _compute_us(self, work: Work, started: float) -> int:
-        before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
-        return min(before + round((perf_counter() - started) * 1e6), MAX_COMPUTE_US)
+        return Activations(a.ref, a.parents, a.root, a.quiet, work.skipped, frame, *_spent_us(work, started))
 
     def _inputs(self, work: Work) -> Tensor:
         arrival = work.arrival
@@ -133,6 +129,14 @@ class SessionWorker:
         for parent, position, token in zip(work.cache_parents, work.positions, tokens, strict=True):
             before = self._counts[parent] if parent >= 0 else TokenCounts()
             self._counts.append(before.after(token, is_generated=position >= self._prompt_tokens))
+
+
+def _spent_us(work: Work, started: float) -> tuple[int, int]:
+    """What the stages so far have spent on the chunk, all together and the slowest of them."""
+    own = round((perf_counter() - started) * 1e6)
+    a = work.arrival
+    total, slowest = (a.compute_us, a.slowest_us) if isinstance(a, Activations) else (0, 0)
+    return min(total + own, MAX_COMPUTE_US), max(slowest, own)
 
 
 def _wanted(work: Work) -> list[int]:

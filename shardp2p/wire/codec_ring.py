@@ -77,7 +77,7 @@ def _write_activations(message: Activations) -> bytes:
         quiet=message.quiet,
         skipped=message.skipped,
     ).SerializeToString()
-    tail = ring_pb2.Activations(compute_us=message.compute_us).SerializeToString()
+    tail = ring_pb2.Activations(compute_us=message.compute_us, slowest_us=message.slowest_us).SerializeToString()
     if message.hidden is None:
         return head + tail
     tensor = write_tensor(message.hidden)
@@ -94,6 +94,7 @@ def _read_activations(wire: ring_pb2.Activations) -> Activations:
         skipped=tuple(wire.skipped),
         hidden=read_tensor(wire.hidden) if wire.HasField("hidden") else None,
         compute_us=wire.compute_us,
+        slowest_us=wire.slowest_us,
     )
 
 
@@ -115,14 +116,18 @@ def _check_activations(message: Activations) -> None:
 def _write_verdict(message: Verdict) -> bytes:
     choices = [_SKIPPED_CHOICE if choice is None else choice for choice in message.choices]
     return ring_pb2.Verdict(
-        ref=write_ref(message.ref), quiet=message.quiet, choices=choices, compute_us=message.compute_us
+        ref=write_ref(message.ref),
+        quiet=message.quiet,
+        choices=choices,
+        compute_us=message.compute_us,
+        slowest_us=message.slowest_us,
     ).SerializeToString()
 
 
 def _read_verdict(wire: ring_pb2.Verdict) -> Verdict:
     check_count(len(wire.choices), MAX_ROWS, "choices")
     choices = tuple(None if choice == _SKIPPED_CHOICE else choice for choice in wire.choices)
-    return Verdict(read_ref(wire.ref), wire.quiet, choices, wire.compute_us)
+    return Verdict(read_ref(wire.ref), wire.quiet, choices, wire.compute_us, wire.slowest_us)
 
 
 def _check_verdict(message: Verdict) -> None:

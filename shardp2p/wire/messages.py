@@ -158,6 +158,7 @@ class Activations:
     skipped: tuple[int, ...]
     hidden: TensorFrame | None
     compute_us: int = 0
+    slowest_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Verdict:
     quiet: int
     choices: tuple[Token | None, ...]
     compute_us: int = 0
+    slowest_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ def random_ring(seed: int, corrupt: Corrupt = lambda work: work) -> tuple[Ring, 
         prefill_tokens=rng.randint(1, 10),
         draft_tokens=rng.randint(0, 6),
         cache_rows=len(prompt) + max_tokens + rng.choice((0, 0, 3, 20, 500)),
+        draft_rounds=rng.choice((0, 0, 1, 3)),
+        is_paced=rng.random() < 0.7,
     )
     stop_tokens = frozenset(rng.sample(range(50), rng.choice((0, 0, 1, 3))))
     ring = Ring(

@@ -23,7 +23,12 @@ class RandomWrong:
     def is_instant(self) -> bool:
         return True
 
-    def propose(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
+    def propose(
+        self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
+    ) -> tuple[tuple[Branch, ...], ...]:
+        return tuple(self.continuations([*text, *path], depth_tokens) for path in paths)
+
+    def continuations(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         if depth_tokens < 1:
             return ()
         random = _random_of(self._seed, text)
@@ -48,11 +53,16 @@ class OracleMix:
     def is_instant(self) -> bool:
         return True
 
-    def propose(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
+    def propose(
+        self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
+    ) -> tuple[tuple[Branch, ...], ...]:
+        return tuple(self.continuations([*text, *path], depth_tokens) for path in paths)
+
+    def continuations(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         random = _random_of(self._seed, text)
         truth = self._reference[len(text) : len(text) + depth_tokens]
         if depth_tokens < 1 or not truth or tuple(text) != self._reference[: len(text)]:
-            return RandomWrong(self._seed, self._vocab_size, self._branches).propose(text, depth_tokens)
+            return RandomWrong(self._seed, self._vocab_size, self._branches).continuations(text, depth_tokens)
         tokens = [token if random.random() < self._accept else self._wrong(token, random) for token in truth]
         taken = {truth[0], tokens[0]}
         firsts: list[Token] = []

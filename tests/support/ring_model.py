@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
 
 from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, SendChunk, SendCommit
 from shardp2p.coordinator.generation import Generation
@@ -127,6 +129,7 @@ class Ring:
         not sent at all, as one that is superseded; `corrupt` changes the work of every stage.
         """
         self.rng, self.limits, self.needs_tokens = rng, limits, needs_tokens
+        self.now = 0.0
         self.accept, self.branches, self.loss_rate = accept, branches, loss_rate
         self.control_lag, self.commit_loss, self.corrupt = control_lag, commit_loss, corrupt
         self.generation = Generation(
@@ -178,8 +181,7 @@ class Ring:
                         if self.rng.random() >= self.commit_loss:
                             stage.control.append(commit)
                 case NeedDraft():
-                    text = [*self.generation.text[: command.committed_tokens], *command.drafted]
-                    self.drafts.append((command, text))
+                    self.drafts.append((command, list(self.generation.text[: command.committed_tokens])))
                 case Emit(tokens):
                     self.emitted.extend(tokens)
                 case Finish():
@@ -205,7 +207,7 @@ class Ring:
                 token = right if self.rng.random() < self.accept else self.rng.randrange(50)
                 tokens.append(token)
                 text.append(token)
-            result.append(Branch(tuple(tokens), self.rng.random()))
+            result.append(Branch(tuple(tokens), self.rng.random(), self.rng.random()))
         return result
 
     def step(self) -> None:
@@ -224,9 +226,11 @@ class Ring:
             if stage.session.queued:
                 choices.append(lambda index=index: self._run(index))
         if self.verdicts:
-            choices.append(lambda: self.generation.receive_verdict(self.verdicts.popleft()))
+            choices.append(self._judge)
         if self.drafts:
             choices.append(self._draft)
+        if self.generation.wake_at < inf:
+            choices.append(self._wake)
         choices = choices or late
         assert choices, "nothing can happen: the ring is stuck"
         if self.rng.random() < self.loss_rate and self.losses < 5:
@@ -251,17 +255,31 @@ class Ring:
         else:
             self.stages[index + 1].inbox.append((message, hidden))
 
+    def _judge(self) -> None:
+        self.now += self.rng.random()
+        slowest_us = self.rng.randrange(300_000)
+        verdict = replace(self.verdicts.popleft(), compute_us=slowest_us * self.count, slowest_us=slowest_us)
+        self.generation.receive_verdict(verdict, self.now)
+
+    def _wake(self) -> None:
+        self.now = max(self.now, self.generation.wake_at)
+        self.generation.wake(self.now)
+
     def _draft(self) -> None:
         request, text = self.drafts.pop(self.rng.randrange(len(self.drafts)))
-        self.generation.receive_draft(request.request, self.propose(text, request.depth_tokens))
+        self.now += self.rng.random()
+        self.generation.receive_draft(request.request, self.answers(request, text), self.now)
+
+    def answers(self, request: NeedDraft, text: list[int]) -> list[list[Branch]]:
+        return [self.propose([*text, *path], request.depth_tokens) for path in request.paths]
 
     def _lose(self) -> None:
         """A new epoch: either a stage died, and what it held and was sent is lost; or all keep what is settled."""
         self.losses += 1
         if self.rng.random() < 0.5:
-            self.generation.lose_cache(self.rng.randint(0, self.generation.settled_tokens))
+            self.generation.lose_cache(self.rng.randint(0, self.generation.settled_tokens), self.now)
             return
-        self.generation.lose_cache()
+        self.generation.lose_cache(now=self.now)
         lost = self.rng.randrange(self.count)
         self.lost_stages.append(self.stages[lost])
         self.stages[lost] = self._new_stage(lost, self.generation.epoch)
@@ -280,7 +298,7 @@ class Ring:
         for verdict in self.verdicts:
             self.generation.receive_verdict(verdict)
         for request, text in self.drafts:
-            self.generation.receive_draft(request.request, self.propose(text, request.depth_tokens))
+            self.generation.receive_draft(request.request, self.answers(request, text))
         self.generation.lose_cache()
         self.generation.cancel()
         assert self.generation.next_command() is None, "a command after the end"

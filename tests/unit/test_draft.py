@@ -41,7 +41,9 @@ def naive_lookup(text: list[int], depth: int, ngram: int, branches: int) -> list
 
 @given(TEXTS, st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
 def test_a_lookup_equals_a_naive_search(text: list[int], depth: int, ngram: int, branches: int) -> None:
-    assert list(PromptLookup(ngram, branches, 0.0).propose(text, depth)) == naive_lookup(text, depth, ngram, branches)
+    assert list(PromptLookup(ngram, branches, 0.0).continuations(text, depth)) == naive_lookup(
+        text, depth, ngram, branches
+    )
 
 
 @settings(max_examples=60)
@@ -51,18 +53,18 @@ def test_texts_that_grow_shrink_and_diverge_are_followed(edits: list[tuple[int, 
     text: list[int] = []
     for kept, added in edits:
         text = text[:kept] + added
-        assert list(lookup.propose(tuple(text), 6)) == naive_lookup(text, 6, 3, 3)
+        assert list(lookup.continuations(tuple(text), 6)) == naive_lookup(text, 6, 3, 3)
 
 
 def test_a_frequent_token_is_scanned_as_the_naive_search_does() -> None:
     text = [0, 1] * SCANNED_OCCURRENCES + [0, 2] * SCANNED_OCCURRENCES + [0]
-    assert list(PromptLookup(1).propose(text, 3)) == naive_lookup(text, 3, 1, 3)
-    assert [branch.tokens for branch in PromptLookup(1).propose(text, 3)] == [(2, 0, 2)]
+    assert list(PromptLookup(1).continuations(text, 3)) == naive_lookup(text, 3, 1, 3)
+    assert [branch.tokens for branch in PromptLookup(1).continuations(text, 3)] == [(2, 0, 2)]
 
 
 @given(TEXTS, st.integers(1, 9))
 def test_every_proposal_has_followed_the_end_of_the_text_before(text: list[int], depth: int) -> None:
-    for branch in PromptLookup(least_probability=0.0).propose(text, depth):
+    for branch in PromptLookup(least_probability=0.0).continuations(text, depth):
         assert len(branch.tokens) == depth
         occurrences = [end for end in range(1, len(text)) if text[end - 1] == text[-1]]
         assert any(text[end : end + depth] == list(branch.tokens)[: len(text) - end] for end in occurrences)
@@ -70,7 +72,7 @@ def test_every_proposal_has_followed_the_end_of_the_text_before(text: list[int],
 
 @given(TEXTS, st.integers(1, 9))
 def test_branches_differ_in_their_first_token_and_come_best_first(text: list[int], depth: int) -> None:
-    branches = PromptLookup(branches=4, least_probability=0.0).propose(text, depth)
+    branches = PromptLookup(branches=4, least_probability=0.0).continuations(text, depth)
     assert len({branch.tokens[0] for branch in branches}) == len(branches) <= 4
     probabilities = [branch.probability for branch in branches]
     assert probabilities == sorted(probabilities, reverse=True)
@@ -81,38 +83,40 @@ def test_branches_differ_in_their_first_token_and_come_best_first(text: list[int
 def test_the_longest_match_and_then_the_latest_come_first() -> None:
     text = [1, 2, 3, 7, 9, 3, 8, 6, 3, 5, 1, 2, 3]
     every = PromptLookup(least_probability=0.0)
-    assert [branch.tokens for branch in every.propose(text, 2)] == [(7, 9), (5, 1), (8, 6)]
-    assert [branch.tokens for branch in PromptLookup(branches=1).propose(text, 2)] == [(7, 9)]
+    assert [branch.tokens for branch in every.continuations(text, 2)] == [(7, 9), (5, 1), (8, 6)]
+    assert [branch.tokens for branch in PromptLookup(branches=1).continuations(text, 2)] == [(7, 9)]
 
 
 @given(TEXTS, st.floats(0.0, 1.0))
 def test_a_branch_that_is_not_probable_enough_is_left_out(text: list[int], least: float) -> None:
-    every = PromptLookup(least_probability=0.0).propose(text, 4)
-    assert PromptLookup(least_probability=least).propose(text, 4) == tuple(b for b in every if b.probability >= least)
+    every = PromptLookup(least_probability=0.0).continuations(text, 4)
+    assert PromptLookup(least_probability=least).continuations(text, 4) == tuple(
+        b for b in every if b.probability >= least
+    )
 
 
 def test_where_next_to_nothing_repeats_nothing_is_proposed() -> None:
     often_followed_by_others = [7, 1, 7, 2, 7, 3, 7, 4, 7, 5, 7, 6, 7]
-    assert len(PromptLookup(least_probability=0.0).propose(often_followed_by_others, 4)) == 3
-    assert PromptLookup().propose(often_followed_by_others, 4) == ()
+    assert len(PromptLookup(least_probability=0.0).continuations(often_followed_by_others, 4)) == 3
+    assert PromptLookup().continuations(often_followed_by_others, 4) == ()
 
 
 def test_a_repetition_is_continued_to_the_full_depth() -> None:
-    assert PromptLookup().propose([4, 4], 5)[0].tokens == (4, 4, 4, 4, 4)
-    assert PromptLookup().propose([1, 2, 3, 1, 2, 3], 7)[0].tokens == (1, 2, 3, 1, 2, 3, 1)
+    assert PromptLookup().continuations([4, 4], 5)[0].tokens == (4, 4, 4, 4, 4)
+    assert PromptLookup().continuations([1, 2, 3, 1, 2, 3], 7)[0].tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_what_repeats_becomes_more_probable() -> None:
-    once, often = [PromptLookup().propose([1, 2, 3] * times, 1)[0].probability for times in (2, 9)]
+    once, often = [PromptLookup().continuations([1, 2, 3] * times, 1)[0].probability for times in (2, 9)]
     assert once == pytest.approx(0.5)
     assert often > 0.85
 
 
 def test_nothing_is_proposed_without_a_match_or_depth() -> None:
     for text in ([], [1], [1, 2, 3]):
-        assert PromptLookup().propose(text, 4) == ()
-    assert PromptLookup().propose([1, 1, 1], 0) == ()
-    assert NoDraft().propose([1, 1, 1], 4) == ()
+        assert PromptLookup().continuations(text, 4) == ()
+    assert PromptLookup().continuations([1, 1, 1], 0) == ()
+    assert NoDraft().propose([1, 1, 1], [(), (2,)], 4) == ((), ())
 
 
 def test_a_growing_text_costs_its_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +135,11 @@ def test_a_growing_text_costs_its_new_tokens(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(lookup, "_extend", count_extend)
     monkeypatch.setattr(lookup, "_retract", count_retract)
     text = list(range(500)) * 2
-    lookup.propose(text, 4)
+    lookup.continuations(text, 4)
     assert (extended.pop("tokens"), retracted["tokens"]) == (1000, 0)
-    lookup.propose([*text, 7, 8], 4)
+    lookup.continuations([*text, 7, 8], 4)
     assert (extended.pop("tokens"), retracted["tokens"]) == (2, 0)
-    lookup.propose([*text, 7, 9, 9], 4)
+    lookup.continuations([*text, 7, 9, 9], 4)
     assert (extended.pop("tokens"), retracted["tokens"]) == (2, 1)
 
 
@@ -155,8 +159,8 @@ def test_drafting_needs_no_tensor_library() -> None:
 
 @given(TEXTS, st.integers(0, 6), st.integers(0, 9))
 def test_random_branches_are_distinct_and_repeatable(text: list[int], depth: int, seed: int) -> None:
-    branches = RandomWrong(seed, vocab_size=50).propose(text, depth)
-    assert branches == RandomWrong(seed, vocab_size=50).propose(tuple(text), depth)
+    branches = RandomWrong(seed, vocab_size=50).continuations(text, depth)
+    assert branches == RandomWrong(seed, vocab_size=50).continuations(tuple(text), depth)
     assert len(branches) == (3 if depth else 0)
     assert len({branch.tokens[0] for branch in branches}) == len(branches)
     assert all(1 <= len(branch.tokens) <= depth and max(branch.tokens) < 50 for branch in branches)
@@ -167,16 +171,16 @@ def test_an_oracle_is_right_as_often_as_asked() -> None:
     for accept, low, high in ((0.0, 0.0, 0.0), (0.6, 0.55, 0.65), (1.0, 1.0, 1.0)):
         oracle = OracleMix(reference, accept, seed=5)
         right = [
-            any(branch.tokens[0] == reference[end] for branch in oracle.propose(reference[:end], 4))
+            any(branch.tokens[0] == reference[end] for branch in oracle.continuations(reference[:end], 4))
             for end in range(10, 890)
         ]
         assert low <= sum(right) / len(right) <= high
-    whole = OracleMix(reference, 1.0, seed=5).propose(reference[:20], 4)
+    whole = OracleMix(reference, 1.0, seed=5).continuations(reference[:20], 4)
     assert tuple(reference[20:24]) in {branch.tokens for branch in whole}
 
 
 def test_an_oracle_guesses_below_a_text_that_left_the_reference() -> None:
     oracle = OracleMix([1, 2, 3, 4, 5, 6], 1.0, seed=0)
     for text in ([1, 2, 9], [1, 2, 3, 4, 5, 6]):
-        branches = oracle.propose(text, 3)
+        branches = oracle.continuations(text, 3)
         assert len({branch.tokens[0] for branch in branches}) == 3

@@ -60,7 +60,7 @@ class Run:
         """The answer to the latest request, the first branch the most probable."""
         number = self.asked.request if request is None else request
         proposed = [Branch(tokens, 0.5 ** (rank + 1)) for rank, tokens in enumerate(branches)]
-        self.machine.receive_draft(number, proposed)
+        self.machine.receive_draft(number, [proposed])
         return self.drain()
 
     @property
@@ -161,7 +161,7 @@ def test_a_cancelled_generation_says_so_and_then_nothing_more() -> None:
 
 def test_drafts_are_asked_for_below_the_end_of_the_text() -> None:
     run = Run(draft_tokens=4, max_chunks=2)
-    assert (run.asked.committed_tokens, run.asked.drafted, run.asked.depth_tokens) == (3, (), 4)
+    assert (run.asked.committed_tokens, run.asked.paths, run.asked.depth_tokens) == (3, ((),), 4)
     assert kinds(run.commands) == ["NeedDraft", "SendChunk"]
 
 
@@ -213,9 +213,10 @@ def test_a_second_branch_that_is_right_is_taken() -> None:
 def test_depth_fills_with_drafts_while_the_text_travels() -> None:
     run = Run(draft_tokens=2, chunk_tokens=2, max_chunks=3, max_tokens=50)
     assert kinds(run.commands) == ["NeedDraft", "SendChunk"]
-    assert kinds(run.draft((7, 8))) == ["SendChunk", "NeedDraft"]
-    assert run.asked.drafted == (7, 8)
-    assert kinds(run.draft((9, 10), (11,))) == ["SendChunk"]
+    assert kinds(run.draft((7, 8))) == ["NeedDraft", "SendChunk"]
+    assert run.asked.paths == ((7, 8),)
+    assert kinds(run.draft((9, 10), (11,))) == ["NeedDraft", "SendChunk"]
+    assert run.asked.paths == ((7, 8, 9, 10), (7, 8, 11))
     assert [chunk.tokens for chunk in run.chunks] == [PROMPT, (7, 8), (9, 10)]
     assert run.chunks[2].parents == (4, 5)
 

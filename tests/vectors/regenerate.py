@@ -100,12 +100,13 @@ RAW = Activations(
     (1,),
     TensorFrame("raw", "float32", (2, 2), bytes.fromhex("0000803f000000c00000003f00000000")),
     compute_us=1500,
+    slowest_us=900,
 )
 INT8 = dataclasses.replace(
     RAW, hidden=TensorFrame("int8", "bfloat16", (2, 2), bytes.fromhex("7f81ff00"), bytes.fromhex("0000803f0000003f"))
 )
 ALL_SKIPPED = Activations(ref(6, seq=2), slots(5), Slot(3), 1, (0,), None)
-VERDICT = Verdict(ref(3, seq=1), 1, (42, None, 2**31 - 1), compute_us=2500)
+VERDICT = Verdict(ref(3, seq=1), 1, (42, None, 2**31 - 1), compute_us=2500, slowest_us=1000)
 MEMBER = MemberInfo(
     peer_id=PEER,
     version="0.1.0",

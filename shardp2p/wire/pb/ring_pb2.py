@@ -29,7 +29,7 @@ _sym_db = _symbol_database.Default()
 from shardp2p.wire.pb import types_pb2 as shardp2p_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shardp2p/v1/ring.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\'\n\x05Hello\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05layer\x18\x02 \x01(\r\"i\n\x05\x43hunk\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.ChunkRef\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x0c\n\x04root\x18\x04 \x01(\r\x12\r\n\x05quiet\x18\x05 \x01(\r\"\xae\x01\n\x0b\x41\x63tivations\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.ChunkRef\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x0c\n\x04root\x18\x03 \x01(\r\x12\r\n\x05quiet\x18\x04 \x01(\r\x12\x0f\n\x07skipped\x18\x05 \x03(\r\x12(\n\x06hidden\x18\x06 \x01(\x0b\x32\x18.shardp2p.v1.TensorFrame\x12\x12\n\ncompute_us\x18\x07 \x01(\x04\"a\n\x07Verdict\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.ChunkRef\x12\r\n\x05quiet\x18\x02 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\x11\x12\x12\n\ncompute_us\x18\x04 \x01(\x04\"\x1a\n\x06\x43redit\x12\x10\n\x08messages\x18\x01 \x01(\r\"\x05\n\x03\x45ndb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shardp2p/v1/ring.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\'\n\x05Hello\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05layer\x18\x02 \x01(\r\"i\n\x05\x43hunk\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.ChunkRef\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x0c\n\x04root\x18\x04 \x01(\r\x12\r\n\x05quiet\x18\x05 \x01(\r\"\xc2\x01\n\x0b\x41\x63tivations\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.ChunkRef\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x0c\n\x04root\x18\x03 \x01(\r\x12\r\n\x05quiet\x18\x04 \x01(\r\x12\x0f\n\x07skipped\x18\x05 \x03(\r\x12(\n\x06hidden\x18\x06 \x01(\x0b\x32\x18.shardp2p.v1.TensorFrame\x12\x12\n\ncompute_us\x18\x07 \x01(\x04\x12\x12\n\nslowest_us\x18\x08 \x01(\x04\"u\n\x07Verdict\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.ChunkRef\x12\r\n\x05quiet\x18\x02 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\x11\x12\x12\n\ncompute_us\x18\x04 \x01(\x04\x12\x12\n\nslowest_us\x18\x05 \x01(\x04\"\x1a\n\x06\x43redit\x12\x10\n\x08messages\x18\x01 \x01(\r\"\x05\n\x03\x45ndb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHUNK']._serialized_start=105
   _globals['_CHUNK']._serialized_end=210
   _globals['_ACTIVATIONS']._serialized_start=213
-  _globals['_ACTIVATIONS']._serialized_end=387
-  _globals['_VERDICT']._serialized_start=389
-  _globals['_VERDICT']._serialized_end=486
-  _globals['_CREDIT']._serialized_start=488
-  _globals['_CREDIT']._serialized_end=514
-  _globals['_END']._serialized_start=516
-  _globals['_END']._serialized_end=521
+  _globals['_ACTIVATIONS']._serialized_end=407
+  _globals['_VERDICT']._serialized_start=409
+  _globals['_VERDICT']._serialized_end=526
+  _globals['_CREDIT']._serialized_start=528
+  _globals['_CREDIT']._serialized_end=554
+  _globals['_END']._serialized_start=556
+  _globals['_END']._serialized_end=561
 # @@protoc_insertion_point(module_scope)

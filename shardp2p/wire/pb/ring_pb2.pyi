@@ -34,7 +34,7 @@ class Chunk(_message.Message):
     def __init__(self, ref: _Optional[_Union[_types_pb2.ChunkRef, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., quiet: _Optional[int] = ...) -> None: ...
 
 class Activations(_message.Message):
-    __slots__ = ("ref", "parents", "root", "quiet", "skipped", "hidden", "compute_us")
+    __slots__ = ("ref", "parents", "root", "quiet", "skipped", "hidden", "compute_us", "slowest_us")
     REF_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Activations(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_US_FIELD_NUMBER: _ClassVar[int]
     ref: _types_pb2.ChunkRef
     parents: _containers.RepeatedScalarFieldContainer[int]
     root: int
@@ -49,19 +50,22 @@ class Activations(_message.Message):
     skipped: _containers.RepeatedScalarFieldContainer[int]
     hidden: _types_pb2.TensorFrame
     compute_us: int
-    def __init__(self, ref: _Optional[_Union[_types_pb2.ChunkRef, _Mapping]] = ..., parents: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., quiet: _Optional[int] = ..., skipped: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_types_pb2.TensorFrame, _Mapping]] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    slowest_us: int
+    def __init__(self, ref: _Optional[_Union[_types_pb2.ChunkRef, _Mapping]] = ..., parents: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., quiet: _Optional[int] = ..., skipped: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_types_pb2.TensorFrame, _Mapping]] = ..., compute_us: _Optional[int] = ..., slowest_us: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("ref", "quiet", "choices", "compute_us")
+    __slots__ = ("ref", "quiet", "choices", "compute_us", "slowest_us")
     REF_FIELD_NUMBER: _ClassVar[int]
     QUIET_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_US_FIELD_NUMBER: _ClassVar[int]
     ref: _types_pb2.ChunkRef
     quiet: int
     choices: _containers.RepeatedScalarFieldContainer[int]
     compute_us: int
-    def __init__(self, ref: _Optional[_Union[_types_pb2.ChunkRef, _Mapping]] = ..., quiet: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    slowest_us: int
+    def __init__(self, ref: _Optional[_Union[_types_pb2.ChunkRef, _Mapping]] = ..., quiet: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., compute_us: _Optional[int] = ..., slowest_us: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("messages",)

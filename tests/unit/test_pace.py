@@ -1,0 +1,125 @@
+"""When chunks of drafts may go, and which drafts are worth a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardp2p.coordinator.commands import Limits
+from shardp2p.coordinator.pace import MOST_PROBABILITY, Pace, RowCost
+from shardp2p.coordinator.tree import TokenTree
+from shardp2p.vocabulary import Branch, ChunkRef, SessionId, Slot
+from shardp2p.wire.messages import Chunk, Verdict
+
+SESSION = SessionId("ab" * 16)
+
+
+class Ring:
+    """A pace that sees a ring of three equal stages: each takes 10 ms and 1 ms a row, the way 70 ms."""
+
+    def __init__(self, *, is_paced: bool = True) -> None:
+        self.pace = Pace(Limits(is_paced=is_paced))
+        self.now, self.seq = 100.0, 0
+
+    def lap(self, rows: int, *, skipped: int = 0) -> None:
+        chunk = Chunk(ChunkRef(SESSION, 0, self.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, Slot(0))
+        self.seq += 1
+        stage_us = 10_000 + 1_000 * (rows - skipped)
+        self.pace.note_sent(chunk, self.now)
+        self.now += 0.070 + 3 * stage_us / 1e6
+        choices = (*(7,) * (rows - skipped), *(None,) * skipped)
+        self.pace.note_verdict(Verdict(chunk.ref, 0, choices, 3 * stage_us, stage_us), chunk, self.now)
+
+
+def test_the_first_chunks_go_at_once() -> None:
+    pace = Pace(Limits())
+    assert pace.next_at < 0
+    assert pace.least_probability == 0.0
+
+
+def test_the_next_chunk_waits_until_the_slowest_stage_is_through() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    sent_at = ring.now
+    ring.lap(6)
+    assert ring.pace.next_at == pytest.approx(sent_at + 0.016)
+
+
+def test_chunks_that_go_at_once_all_take_their_time() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    for seq in (7, 8):
+        chunk = Chunk(ChunkRef(SESSION, 0, seq, Slot(0)), (1, 2), (Slot(0), Slot(1)), Slot(0))
+        ring.pace.note_sent(chunk, ring.now)
+    assert ring.pace.next_at == pytest.approx(ring.now + 0.024)
+
+
+def test_rows_that_were_skipped_cost_nothing() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows + 20, skipped=20)
+    sent_at = ring.now
+    ring.lap(6)
+    assert ring.pace.next_at == pytest.approx(sent_at + 0.016)
+
+
+def test_a_draft_must_be_worth_its_row_in_every_stage() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    least = ring.pace.least_probability
+    assert least == pytest.approx(0.003 / 0.11, rel=0.2)  # three stages, a millisecond each, of a lap
+    tree = TokenTree((1,))
+    tree.graft(tree.root, [Branch((2,), 0.5), Branch((3,), least * 1.1), Branch((4,), least * 0.9)])
+    assert [node.token for node in tree.take_unsent(9, least)] == [2, 3]
+
+
+def test_no_ring_keeps_back_what_is_likely() -> None:
+    ring = Ring()
+    for rows in (1, 2, 4):
+        chunk = Chunk(ChunkRef(SESSION, 0, ring.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, Slot(0))
+        ring.seq += 1
+        ring.pace.note_sent(chunk, ring.now)
+        ring.pace.note_verdict(Verdict(chunk.ref, 0, (7,) * rows, rows * 10**6, rows * 10**6), chunk, ring.now + 0.001)
+    assert ring.pace.least_probability == MOST_PROBABILITY
+
+
+def test_without_a_pace_everything_goes_at_once() -> None:
+    ring = Ring(is_paced=False)
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    assert ring.pace.next_at < 0
+    assert ring.pace.least_probability == 0.0
+
+
+def test_after_a_loss_nothing_holds_the_next_chunk_up() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    ring.pace.drop()
+    assert ring.pace.next_at < 0
+
+
+def test_the_cost_of_a_row_is_the_slope() -> None:
+    cost = RowCost()
+    for rows in (1, 2, 5, 9, 3):
+        cost.note(rows, 0.02 + 0.003 * rows)
+    assert (cost.base_s, cost.row_s) == (pytest.approx(0.02), pytest.approx(0.003))
+    assert cost.seconds(4) == pytest.approx(0.032)
+
+
+@pytest.mark.parametrize("seen", [[(4, 0.05)] * 5, [(1, 0.05), (8, 0.01)], [(2, 0.05), (4, 0.05)]])
+def test_rows_that_seem_to_cost_nothing_or_save_time_cost_nothing(seen: list[tuple[int, float]]) -> None:
+    cost = RowCost()
+    for rows, seconds in seen:
+        cost.note(rows, seconds)
+    assert cost.row_s == pytest.approx(0.0)
+    assert 0.0 < cost.base_s <= 0.05
+
+
+def test_a_row_never_costs_more_than_its_share_of_a_chunk() -> None:
+    cost = RowCost()
+    for rows, seconds in ((1, 0.0), (9, 0.09)):
+        cost.note(rows, seconds)
+    assert cost.base_s == pytest.approx(0.0)
