@@ -80,8 +80,9 @@ class Improver:
         connections = self._host.connections(peer)
         best = connections[0]
         if best.path.is_direct and best.carrier is None:
-            for other in connections[1:]:
-                if not other.path.is_direct and self._should_move(other):
+            for other in () if best.link.is_troubled else connections[1:]:
+                carried = sum(one.carrier is other for one in connections)  # which move by themselves
+                if not other.path.is_direct and other.streams > carried and self._should_move(other):
                     self._moving[other] = trio.current_time() + MOVE_AGAIN_S
                     nursery.start_soon(self._move, other, best)
         elif peer not in self._dialling and len(self._dialling) < MAX_DIALS:
@@ -105,7 +106,7 @@ class Improver:
 
     def _should_move(self, muxer: Muxer) -> bool:
         """Of the two sides, who dialled a connection moves it; one without streams ends by itself."""
-        return muxer.is_initiator and muxer.streams > 0 and muxer.link.is_movable and muxer not in self._moving
+        return muxer.is_initiator and muxer.link.is_movable and muxer not in self._moving
 
     async def _move(self, muxer: Muxer, over: Muxer) -> None:
         try:

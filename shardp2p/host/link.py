@@ -190,6 +190,7 @@ class Link:
         for frame in batch:
             if not frames.is_of_path(frame):
                 ledger.send(frame)
+                self.vigil.sent_at = trio.current_time()
         if ledger.is_full and not self._holds:
             self.settle()
 

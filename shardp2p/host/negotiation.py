@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from libp2p.custom_types import TProtocol
-from libp2p.protocol_muxer.exceptions import ProtocolNotSupportedError
+from libp2p.protocol_muxer.exceptions import MultiselectClientError, ProtocolNotSupportedError
+from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
@@ -22,6 +23,27 @@ async def negotiated_stream(muxer: Muxer, protocol: str) -> MuxedStream:
     try:
         communicator = MultiselectCommunicator(muxed)
         await MultiselectClient().select_one_of([TProtocol(protocol)], communicator, NEGOTIATION_S)
+    except BaseException:
+        await muxed.reset()
+        raise
+    return muxed
+
+
+async def stream_with(muxer: Muxer, protocol: str, first: bytes) -> MuxedStream:
+    """A new stream of a protocol that the peer is known to speak, with `first` sent along with the protocol's name.
+
+    So the peer's answer is there after one round trip instead of three. Raises: one of NEGOTIATION_FAILURES.
+    """
+    muxed = await muxer.open_stream()
+    names = (MULTISELECT_PROTOCOL_ID, protocol)
+    try:
+        communicator = MultiselectCommunicator(muxed)
+        for name in names:
+            await communicator.write(name)
+        await muxed.write(first)
+        for name in names:
+            if (said := await communicator.read()) != name:
+                raise MultiselectClientError(f"protocol not supported: {said[:80]}")
     except BaseException:
         await muxed.reset()
         raise

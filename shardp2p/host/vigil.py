@@ -15,22 +15,28 @@ ROUND_TRIP_S: Final = 10.0
 """How old the measured round trip may get: windows grow by it."""
 SILENCE_S: Final = 4.0
 """A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
-HALF_SUSPECT_S: Final = 0.25
-"""A busy path is asked after so long a silence, or two round trips, and suspected after as long again."""
+ASK_S: Final = 0.15
+"""A busy path is asked after so long a silence, or two round trips."""
+SUSPECT_S: Final = 0.25
+"""It is suspected when that was not answered for so long, or two round trips."""
 LOOK_S: Final = 0.1
-"""How often a movable path is looked at while it is busy or a ping is unanswered."""
+"""How often at least a movable path is looked at while it is busy or a ping is unanswered."""
+SOON_S: Final = 0.02
+"""How often at most."""
 BUSY_S: Final = 3.0
 """How long after its last frame a path counts as busy."""
 
 
 class Vigil:
-    """Watches one connection, by turns: `ping`, then `pause`, then `look`. Who reads from it sets `heard_at`.
+    """Watches one connection, by turns: `ping`, then `pause`, then `look`.
 
-    `is_early`: another path could take over, so a silent one is to be suspected early.
+    Who reads from it sets `heard_at`, and who writes a frame of a stream `sent_at`. `is_early`: another path could take
+    over, so a silent one is to be suspected early.
     """
 
     def __init__(self, *, is_early: bool) -> None:
         self.heard_at = 0.0
+        self.sent_at = 0.0
         self.round_trip_s = 0.0
         self.is_suspect = False
         self._is_early = is_early
@@ -57,8 +63,8 @@ class Vigil:
         """The value of the ping that is due, if one is. `frames` counts what passed, both ways together."""
         if frames != self._frames:
             self._frames, self._busy_at = frames, now
-        quiet_s = self._patience_s if self._is_early and self._is_busy(now) else QUIET_S
-        is_due = now - self.heard_at >= quiet_s and now - self._pinged_at >= 0.9 * PING_INTERVAL_S
+        is_quiet = now - self.heard_at >= self._quiet_s(now)
+        is_due = is_quiet and (now - self._pinged_at >= 0.9 * PING_INTERVAL_S or self._is_owed)
         if not is_due and now - self._pinged_at < ROUND_TRIP_S:
             return None
         if not self._is_asked:
@@ -76,8 +82,10 @@ class Vigil:
     def pause(self, now: float, *, is_waiting: bool) -> float:
         """How long to sleep before looking; `is_waiting`: the path is lost, and time runs out for another."""
         self._looked_at = now
-        is_near = is_waiting or (self._is_early and (self._is_asked or self._is_busy(now)))
-        self._pause_s = LOOK_S if is_near else PING_INTERVAL_S
+        self._pause_s = PING_INTERVAL_S
+        if is_waiting or (self._is_early and (self._is_asked or self._is_busy(now))):
+            due_at = self._asked_at + self._patience_s if self._is_asked else self.heard_at + self._quiet_s(now)
+            self._pause_s = max(due_at - now, SOON_S) if now < due_at < now + LOOK_S else LOOK_S
         return self._pause_s
 
     def look(self, now: float) -> float:
@@ -97,8 +105,19 @@ class Vigil:
         return self._asked_at > self.heard_at
 
     @property
+    def _is_owed(self) -> bool:
+        """Whether we wrote since we last heard, and it answered our last ping: then a lost frame is worth another."""
+        return self._is_early and self.sent_at > self.heard_at > self._pinged_at
+
+    def _quiet_s(self, now: float) -> float:
+        """How long a silence may be before it is asked."""
+        if not (self._is_early and self._is_busy(now)):
+            return QUIET_S
+        return max(2 * self.round_trip_s, ASK_S) if self.round_trip_s else PING_INTERVAL_S
+
+    @property
     def _patience_s(self) -> float:
-        return max(2 * self.round_trip_s, HALF_SUSPECT_S) if self.round_trip_s else PING_INTERVAL_S
+        return max(2 * self.round_trip_s, SUSPECT_S) if self.round_trip_s else PING_INTERVAL_S
 
     def _is_busy(self, now: float) -> bool:
         return now - self._busy_at < BUSY_S

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from shardp2p.errors import PeerUnavailableError
+from shardp2p.host.carry import carrier
 from shardp2p.host.carry import ledger as ledgers
 from shardp2p.host.carry.exchange import receive, send
 from shardp2p.host.link import GOODBYE
@@ -151,6 +152,35 @@ async def test_a_silent_path_is_left_for_another_that_lives() -> None:
                 await trio.sleep(0.01)
 
         await under_traffic(hosts, near, far, disturb)
+
+
+async def test_a_move_over_a_path_that_falls_silent_is_called_off_so_that_the_present_one_is_not_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(carrier, "HOLD_S", BOUND_S)
+    monkeypatch.setattr(carrier, "RESUME_S", BOUND_S)
+    async with movable_pair() as (hosts, near, far, _):
+        hole, hole_far, hole_way = await hosts.connect(PUNCHED)
+        await wait_movable(hole, hole_far)
+        while not hole.round_trip_s:
+            await trio.sleep(0.01)
+        hole_way.swallow()
+        with pytest.raises(PeerUnavailableError, match="called off"):
+            await hosts.near.carrier.move(near, hole)
+        await under_traffic(hosts, near, far, trio.lowlevel.checkpoint, size=10_000)
+
+
+async def test_nothing_takes_over_that_has_the_same_path_or_a_silent_one() -> None:
+    async with movable_pair() as (hosts, near, _, _):
+        rider, rider_far, _ = await hosts.connect(PUNCHED)
+        await wait_movable(rider, rider_far)
+        await hosts.near.carrier.move(rider, near)
+        assert hosts.near.carrier._others(near) == hosts.near.carrier._others(rider) == []
+        spare, _, _ = await hosts.connect(RELAYED)
+        assert hosts.near.carrier._others(near) == hosts.near.carrier._others(rider) == [spare]
+        near.link.vigil.is_suspect = True  # and with it whatever it carries
+        assert hosts.near.carrier._others(spare) == []
+        near.link.vigil.is_suspect = False
 
 
 async def test_a_carrier_may_be_carried_itself_and_die() -> None:

@@ -16,6 +16,7 @@ class Day:
         self.frames = 0
         self.pings: list[float] = []
         self.is_answering = True
+        self.is_writing = False
         self._round_trip_s = round_trip_s
         self._pongs: list[tuple[float, int]] = []
         self.vigil.start(self.now)
@@ -24,6 +25,8 @@ class Day:
         end = self.now + seconds
         while self.now < end:
             self.frames += frames_each_look
+            if self.is_writing:
+                self.vigil.sent_at = self.now
             value = self.vigil.ping(self.now, self.frames)
             if value is not None:
                 self.pings.append(self.now)
@@ -58,6 +61,23 @@ def test_a_busy_path_that_falls_silent_is_suspected_within_a_second() -> None:
     day.pass_by(5, frames_each_look=1)
     day.is_answering = False
     assert 0.6 <= day.until_suspect(frames_each_look=1) <= 1.1 + PING_INTERVAL_S
+
+
+def test_a_path_that_swallows_what_was_just_written_is_suspected_in_half_a_second_whenever_it_was_pinged_last() -> None:
+    for early_s in (0.0, 0.15, 0.3, 0.45, 0.6, 0.75):
+        day = Day(is_early=True, round_trip_s=0.05)
+        day.is_writing = True
+        day.pass_by(3 + early_s, frames_each_look=1)
+        day.is_answering = False
+        day.vigil.heard_at = day.now
+        assert 0.35 <= day.until_suspect(frames_each_look=1) <= 0.5 + 0.05
+
+
+def test_who_only_waits_does_not_ask_more_often_than_once_a_second() -> None:
+    day = Day(is_early=True, round_trip_s=0.05)
+    day.frames = 1
+    day.pass_by(2.5)
+    assert len(day.pings) <= 3
 
 
 def test_a_busy_path_of_long_round_trips_is_given_more_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -13,12 +14,14 @@ from shardp2p.errors import PeerUnavailableError, RemoteProtocolError, ShardErro
 from shardp2p.host.carry.exchange import receive, send
 from shardp2p.host.failures import NEGOTIATION_FAILURES
 from shardp2p.host.link import GONE_S, RESUME_S
+from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.muxer import Muxer
-from shardp2p.host.negotiation import negotiated_stream, negotiation_failure
+from shardp2p.host.negotiation import negotiated_stream, negotiation_failure, stream_with
 from shardp2p.host.peer_ids import peer_of
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
+from shardp2p.wire.codec import encode
 from shardp2p.wire.codec_carry import NAME_BYTES
 from shardp2p.wire.protocols import CARRY
 from shardp2p.wire.stream import Stream
@@ -41,6 +44,14 @@ dial; it is asked again while there is trouble."""
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A move under way: over which connection, and what calls it off."""
+
+    over: Muxer
+    scope: trio.CancelScope
+
+
 class Carrier:
     """The moves of one host's connections. `reconnect` is asked where no other live connection can take over."""
 
@@ -51,7 +62,7 @@ class Carrier:
         self._named: dict[tuple[PeerId, bytes], Muxer] = {}
         self._names: dict[Muxer, bytes] = {}
         self._unnamed: dict[Muxer, trio.Event] = {}
-        self._attempts: dict[Muxer, trio.CancelScope] = {}
+        self._attempts: dict[Muxer, _Attempt] = {}
 
     def add(self, muxer: Muxer) -> None:
         """Guard a new connection, if it is of a kind that moves; adding it twice changes nothing."""
@@ -82,6 +93,7 @@ class Carrier:
                 return
             while muxer.failure is None:
                 await muxer.link.wait_trouble()
+                self._call_off_over(muxer)
                 if not muxer.is_initiator:
                     await trio.sleep(AFTER_YOU_S)
                 if muxer.failure is None:
@@ -128,10 +140,13 @@ class Carrier:
                 await self._try_move(muxer, fresh)
 
     def _others(self, muxer: Muxer) -> list[Muxer]:
+        """Those that can take over: all of whose way is sound, and which is not the way of `muxer` itself."""
+        own = _way(muxer)[-1]
+        ways = {other: _way(other) for other in self._connections(peer_of(muxer.peer_id))}
         return [
             other
-            for other in self._connections(peer_of(muxer.peer_id))
-            if not (other.link.is_troubled or other is muxer.carrier or rides_on(other, muxer))
+            for other, way in ways.items()
+            if way[-1] is not own and muxer not in way and not any(part.link.is_troubled for part in way)
         ]
 
     async def _try_move(self, muxer: Muxer, over: Muxer) -> bool:
@@ -155,40 +170,39 @@ class Carrier:
         if muxer in self._attempts or rides_on(over, muxer) or over.peer_id != muxer.peer_id:
             raise PeerUnavailableError("the connection is being moved already, or would carry itself", peer)
         with trio.CancelScope(deadline=trio.current_time() + RESUME_S) as scope:
-            self._attempts[muxer] = scope
+            self._attempts[muxer] = _Attempt(over, scope)
             try:
-                stream = await self._open(over)
-                try:
-                    await self._ask(muxer, stream, over)
-                except BaseException:
-                    await stream.reset()
-                    raise
+                await self._ask(muxer, over)
             finally:
                 del self._attempts[muxer]
         if scope.cancelled_caught:
-            raise PeerUnavailableError("the connection was moved otherwise, or the peer did not answer in time", peer)
+            raise PeerUnavailableError("the move was called off, or the peer did not answer in time", peer)
         log.info("connection_moved", peer=peer, path=str(over.path))
 
-    async def _ask(self, muxer: Muxer, stream: HostStream, over: Muxer) -> None:
-        link = muxer.link
+    async def _ask(self, muxer: Muxer, over: Muxer) -> None:
+        link, peer = muxer.link, peer_of(muxer.peer_id)
         with link.holding(), trio.move_on_after(HOLD_S + 4 * over.round_trip_s):
             ledger = link.ledger
             if ledger is None or not link.is_movable:
-                raise PeerUnavailableError("the connection cannot move", stream.peer)
+                raise PeerUnavailableError("the connection cannot move", peer)
             turn = ledger.ask()
             try:
-                await send(stream, Resume(self._names[muxer], turn, ledger.received))
-                answer = await receive(stream)
-                if not isinstance(answer, Resumed):
-                    raise PeerUnavailableError(f"the peer did not move the connection: {answer}", stream.peer)
-                self._switch(muxer, stream, turn, answer.received)
+                stream = await self._open_with(over, Resume(self._names[muxer], turn, ledger.received))
+                try:
+                    answer = await receive(stream)
+                    if not isinstance(answer, Resumed):
+                        raise PeerUnavailableError(f"the peer did not move the connection: {answer}", peer)
+                    self._switch(muxer, stream, turn, answer.received)
+                except BaseException:
+                    await stream.reset()
+                    raise
             except RemoteProtocolError as error:
-                raise PeerUnavailableError(f"the peer answered wrongly: {error}", stream.peer) from error
+                raise PeerUnavailableError(f"the peer answered wrongly: {error}", peer) from error
             else:
                 return
             finally:
                 ledger.give_up(turn)
-        raise PeerUnavailableError("the peer did not answer in time", stream.peer)
+        raise PeerUnavailableError("the peer did not answer in time", peer)
 
     def _switch(self, muxer: Muxer, stream: HostStream, turn: int, received: int) -> None:
         ledger = muxer.link.ledger
@@ -201,11 +215,27 @@ class Carrier:
         except RemoteProtocolError as error:
             muxer.link.refuse(error)
             raise
+        for moving, attempt in self._attempts.items():
+            if moving is not muxer and rides_on(attempt.over, moving):
+                attempt.scope.cancel()  # it holds back the connection over which its answer would come
+
+    def _call_off_over(self, muxer: Muxer) -> None:
+        """End attempts whose answer would come over `muxer`, which is in trouble: they hold back paths that live."""
+        for attempt in self._attempts.values():
+            if rides_on(attempt.over, muxer):
+                attempt.scope.cancel()
 
     async def _open(self, muxer: Muxer) -> HostStream:
+        return await self._opened(muxer, negotiated_stream(muxer, CARRY))
+
+    async def _open_with(self, over: Muxer, resume: Resume) -> HostStream:
+        """A peer that named the connection speaks the protocol: it is asked without waiting for its consent."""
+        return await self._opened(over, stream_with(over, CARRY, encode(CARRY, resume)))
+
+    async def _opened(self, muxer: Muxer, opening: Awaitable[MuxedStream]) -> HostStream:
         peer = peer_of(muxer.peer_id)
         try:
-            return HostStream(await negotiated_stream(muxer, CARRY), peer)
+            return HostStream(await opening, peer)
         except NEGOTIATION_FAILURES as error:
             raise PeerUnavailableError(negotiation_failure(peer, CARRY, muxer, error), peer) from error
 
@@ -249,7 +279,7 @@ class Carrier:
             await send(stream, Refused("another move came first"))
             return None
         if muxer in self._attempts:
-            self._attempts[muxer].cancel()
+            self._attempts[muxer].scope.cancel()
         with muxer.link.holding(), trio.move_on_after(HOLD_S):
             await send(stream, Resumed(ledger.received))
             self._switch(muxer, stream, resume.turn, resume.received)
@@ -259,7 +289,12 @@ class Carrier:
 
 def rides_on(muxer: Muxer, other: Muxer) -> bool:
     """Whether `muxer` is `other` or is carried by it, through however many."""
-    riding: Muxer | None = muxer
-    while riding is not None and riding is not other:
-        riding = riding.carrier
-    return riding is not None
+    return other in _way(muxer)
+
+
+def _way(muxer: Muxer) -> list[Muxer]:
+    """`muxer`, what carries it, what carries that, and so on: the last has a path of its own."""
+    way = [muxer]
+    while (carrier := way[-1].carrier) is not None:
+        way.append(carrier)
+    return way
