@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import suppress
@@ -214,6 +215,7 @@ def _take_over(request: dict[str, Any], streams: list[int], server: int) -> None
         _enter(namespace)
     os.chdir(request["directory"])
     replace_environment(request["environment"])
+    tempfile.tempdir = None  # a library has asked for it while it was imported: TMPDIR may be another now
     sys.argv = [request["module"], *request["arguments"]]
     sys.stdin = open(0, encoding=sys.stdin.encoding, closefd=False)  # noqa: SIM115 - stays open
     sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115 - stays open

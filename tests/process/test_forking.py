@@ -147,15 +147,17 @@ def test_it_has_our_environment_and_directory_its_own_group_and_no_other_descrip
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDP2P_TEST", "ours")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     statement = (
         "import os; print(os.environ['SHARDP2P_TEST'], 'OPENBLAS_NUM_THREADS' in os.environ, os.getcwd(), "
-        "os.getpgid(0) == os.getpid(), sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
+        "os.getpgid(0) == os.getpid(), sorted(map(int, os.listdir('/proc/self/fd')))[:-1]); "
+        "import tempfile; print(tempfile.gettempdir())"
     )
     exit_code, text = outcome(statement)
     assert exit_code == 0
     threads = "OPENBLAS_NUM_THREADS" in os.environ
-    assert text.splitlines()[0] == f"ours {threads} {tmp_path} True [0, 1, 2]"
+    assert text.splitlines()[:2] == [f"ours {threads} {tmp_path} True [0, 1, 2]", str(tmp_path)]
 
 
 def test_two_of_them_draw_different_numbers() -> None:
