@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +28,7 @@ from shardp2p.vocabulary import LayerRange, PeerId
 from shardp2p.weights.store import ModelStore, StoredModel
 from shardp2p.wire.records import HeldLayers
 from tests.support.models import tiny_llama
+from tests.support.processes import finished
 
 PROMPT = "Tell me"
 MAX_TOKENS = 16
@@ -67,12 +66,9 @@ class Said:
 
 
 async def generate(data_dir: Path, *options: str) -> Said:
-    command = [sys.executable, "-m", "shardp2p", "generate", "tiny", PROMPT, "--data-dir", str(data_dir)]
-    command += ["--max-tokens", str(MAX_TOKENS), "--json", *options]
+    command = ("generate", "tiny", PROMPT, "--data-dir", data_dir, "--max-tokens", MAX_TOKENS, "--json", *options)
     with trio.fail_after(HANG_S):
-        done: subprocess.CompletedProcess[bytes] = await trio.run_process(
-            command, capture_stdout=True, capture_stderr=True, check=False, stdin=b""
-        )
+        done = await finished(*command)
     return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

@@ -58,7 +58,8 @@ def test_each_answer_follows_all_that_was_said(
     stages: list[StageProcess], tiny: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     said = ("Hello", "And then?", "Why?")
-    with running("chat", tiny, "--data-dir", tmp_path, *peers(stages), "--max-tokens", 8, *options) as process:
+    arguments = ("chat", tiny, "--data-dir", tmp_path, *peers(stages), "--max-tokens", 8, *options)
+    with running(*arguments, is_forked=True) as process:
         process.write("".join(f"{text}\n" for text in said).encode())
         code, out = process.wait()
     assert (code, process_text(out)) == (0, expected_talk(tiny, *said, max_tokens=8))
@@ -70,7 +71,7 @@ def process_text(out: str | bytes) -> str:
 
 def test_a_peer_that_is_gone_is_told_in_one_line(stages: list[StageProcess], tiny: Path, tmp_path: Path) -> None:
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
-    with running("chat", tiny, "--data-dir", tmp_path, "--peer", nobody) as process:
+    with running("chat", tiny, "--data-dir", tmp_path, "--peer", nobody, is_forked=True) as process:
         code, _ = process.wait()
         assert code == 3
         assert process.error_line.startswith("cannot reach peer")
@@ -80,7 +81,7 @@ def test_a_model_without_a_chat_template_is_refused(stages: list[StageProcess], 
     plain = tiny_llama(tmp_path / "plain")
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (plain / name).unlink(missing_ok=True)
-    with running("chat", plain, "--data-dir", tmp_path, *peers(stages)) as process:
+    with running("chat", plain, "--data-dir", tmp_path, *peers(stages), is_forked=True) as process:
         code, _ = process.wait()
         assert code == 2
         assert "has no chat template" in process.error_line

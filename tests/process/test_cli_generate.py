@@ -174,7 +174,10 @@ def test_sampled_answer_depends_on_the_seed_alone(
 
 def test_prompt_is_read_from_stdin(stages: list[StageProcess], tiny: Path, tmp_path: Path) -> None:
     options = ("--data-dir", tmp_path, *peers(*stages[:2]), "--max-tokens", 4, "--raw", "--json")
-    with running("generate", tiny, "-", *options) as piped, running("generate", tiny, "é ok", *options) as given:
+    with (
+        running("generate", tiny, "-", *options) as piped,
+        running("generate", tiny, "é ok", *options, is_forked=True) as given,
+    ):
         piped.write("é ok\n".encode())
         answers = [process.wait() for process in (piped, given)]
     assert [code for code, _ in answers] == [0, 0]
@@ -182,7 +185,8 @@ def test_prompt_is_read_from_stdin(stages: list[StageProcess], tiny: Path, tmp_p
 
 
 def test_reader_that_leaves_ends_it_quietly(stages: list[StageProcess], tiny: Path, tmp_path: Path) -> None:
-    with running("generate", tiny, PROMPT, "--data-dir", tmp_path, *peers(*stages[:2]), *endless(tiny)) as process:
+    options = ("--data-dir", tmp_path, *peers(*stages[:2]), *endless(tiny))
+    with running("generate", tiny, PROMPT, *options, is_forked=True) as process:
         process.read_bytes(3)
         process.close_stdout()
         assert process.wait()[0] == 128 + signal.SIGPIPE

@@ -44,17 +44,20 @@ def victims(tiny: Path, data_dir: Path) -> Iterator[list[StageProcess]]:
         yield stages
 
 
-def asking(tiny: Path, data_dir: Path, *stages: StageProcess) -> AbstractContextManager[Shardp2p]:
+def asking(
+    tiny: Path, data_dir: Path, *stages: StageProcess, is_forked: bool = True
+) -> AbstractContextManager[Shardp2p]:
     """A client whose answer goes on until somebody ends it."""
     peers = [f"--peer={stage.address}" for stage in stages]
-    return running("generate", tiny, "Tell me", "--data-dir", data_dir, *peers, *endless(tiny))
+    arguments = ("generate", tiny, "Tell me", "--data-dir", data_dir, *peers, *endless(tiny))
+    return running(*arguments, is_forked=is_forked)
 
 
 def assert_serves(tiny: Path, data_dir: Path, *stages: StageProcess) -> None:
     """The stages answer a new request, and no earlier one holds any of their cache."""
     peers = [f"--peer={stage.address}" for stage in stages]
     options = ("--data-dir", data_dir, "--raw", "--max-tokens", 4, "--json")
-    with running("generate", tiny, "Tell me", *options, *peers) as client:
+    with running("generate", tiny, "Tell me", *options, *peers, is_forked=True) as client:
         code, out = client.wait()
     assert code == 0, client
     assert '"finish_reason"' in out
@@ -120,7 +123,7 @@ def test_client_that_ends_in_the_middle_leaves_the_stages_serving(
 def test_client_that_is_interrupted_at_its_start_ends_quietly(
     tiny: Path, data_dir: Path, ring: list[StageProcess], number: signal.Signals
 ) -> None:
-    with asking(tiny, data_dir, *ring) as client:
+    with asking(tiny, data_dir, *ring, is_forked=False) as client:
         client.wait_until(handles_signals)
         client.send_signal(number)
         assert client.wait() == (128 + number, "")

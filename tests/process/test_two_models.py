@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from shardp2p.runtime.reference import Reference
 from shardp2p.runtime.tokenizer import Tokenizer
 from shardp2p.weights.store import ModelStore, StoredModel
 from tests.support.models import tiny_llama
+from tests.support.processes import finished
 
 PROMPT = "Tell me"
 MAX_TOKENS = 12
@@ -42,9 +42,8 @@ def answer(model: StoredModel) -> list[int]:
 
 
 async def run(data_dir: Path, command: str, model: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    words = [sys.executable, "-m", "shardp2p", command, model, *arguments, "--json", "--data-dir", str(data_dir)]
     with trio.fail_after(WITHIN_S):
-        return await trio.run_process(words, capture_stdout=True, capture_stderr=True, check=False, stdin=b"")
+        return await finished(command, model, *arguments, "--json", "--data-dir", data_dir)
 
 
 async def ask(data_dir: Path, command: str, model: str, *arguments: str) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import trio
 
-from shardp2p.lab.forking import Forked, fork_with_pipes
+from shardp2p.lab.forking import Forked, fork, fork_with_pipes
 
 HANG_S = 60.0
 POLL_S = 0.01
@@ -159,13 +160,32 @@ def _fork(arguments: list[str], stderr: int) -> _Forked | None:
 
 
 @contextmanager
-def running(*arguments: object) -> Iterator[Shardp2p]:
+def running(*arguments: object, is_forked: bool = False) -> Iterator[Shardp2p]:
     """`shardp2p` with these arguments, killed at the end if it still runs."""
-    process = Shardp2p(*arguments)
+    process = Shardp2p(*arguments, is_forked=is_forked)
     try:
         yield process
     finally:
         process.end()
+
+
+async def finished(*arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """`shardp2p` with these arguments and nothing on stdin, once it has ended; forked where that can be."""
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryFile() as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        streams = (nothing.fileno(), out.fileno(), errors.fileno())
+        forked = await trio.to_thread.run_sync(fork, "shardp2p", words, streams)
+        if forked is None:
+            command = [sys.executable, "-m", "shardp2p", *words]
+            return await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, stdin=b"")
+        try:
+            while (exit_code := forked.poll()) is None:
+                await trio.lowlevel.wait_readable(forked.control)
+        finally:
+            forked.kill()
+            forked.wait(HANG_S)
+        said = [os.pread(stream, os.fstat(stream).st_size, 0) for stream in streams[1:]]
+    return subprocess.CompletedProcess(words, exit_code, *said)
 
 
 class StageProcess:
