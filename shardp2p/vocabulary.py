@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal, NewType
+from typing import Final, Literal, NewType, get_args
 
 from shardp2p.errors import ConfigError
 
@@ -41,6 +41,11 @@ MAX_DIGITS = 9
 
 DType = Literal["float32", "float16", "bfloat16"]
 """The element type in which a block computes and its hidden states cross the network."""
+
+WireScheme = Literal["raw", "fp16", "int8"]
+"""How hidden states cross the network: bit by bit as they are, or smaller with an error that is stated."""
+
+WIRE_SCHEMES: Final[tuple[WireScheme, ...]] = get_args(WireScheme)
 
 Token = int
 """A token id of the model's vocabulary."""

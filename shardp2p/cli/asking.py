@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from shardp2p.cli.output import write
 from shardp2p.cli.progress import Report
 from shardp2p.errors import ConfigError
-from shardp2p.vocabulary import PeerId, SamplingParams, Token
+from shardp2p.vocabulary import WIRE_SCHEMES, PeerId, SamplingParams, Token, WireScheme
 from shardp2p.weights.store import StoredModel
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Wish:
     local_layers: int
     blocked: frozenset[PeerId] = frozenset()
     only: frozenset[PeerId] = frozenset()
+    wire_scheme: WireScheme = "raw"
 
 
 class Tokens(Protocol):
@@ -155,6 +156,14 @@ def parse_drafting(draft: str, depth: int) -> tuple[DraftKind, Limits]:
     return ("lookup" if draft == "lookup" else "none"), Limits(max_chunks=depth)
 
 
+def parse_wire(text: str) -> WireScheme:
+    """How hidden states are to cross the network. Raises: ConfigError."""
+    for scheme in WIRE_SCHEMES:
+        if text == scheme:
+            return scheme
+    raise ConfigError(f"--wire is {text!r}; it must be one of {', '.join(WIRE_SCHEMES)}")
+
+
 class Asker:
     """Has questions answered, each by the ring that is best at that moment."""
 
@@ -202,8 +211,10 @@ class Asker:
     ) -> GenerationRequest:
         from shardp2p.coordinator.request import GenerationRequest
 
-        manifest = self._model.manifest
-        return GenerationRequest(prompt_tokens, max_tokens, stop_tokens, self._wish.sampling, manifest.vocab_size)
+        wish, vocab_size = self._wish, self._model.manifest.vocab_size
+        return GenerationRequest(
+            prompt_tokens, max_tokens, stop_tokens, wish.sampling, vocab_size, wire_scheme=wish.wire_scheme
+        )
 
 
 async def _read(stream: Tokens, text: TextStream, show: Show | None) -> tuple[Token, ...]:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardp2p.cli.asking import parse_wire
 from shardp2p.cli.demo_screen import Screen
 from shardp2p.cli.interrupts import interrupts
-from shardp2p.cli.options import AsJson, DataDir
+from shardp2p.cli.options import AsJson, DataDir, Wire
 from shardp2p.cli.output import write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.texts import read_prompt
 from shardp2p.config import UpSettings, load_settings
 from shardp2p.errors import ConfigError, IntegrityError
 from shardp2p.telemetry import configure_logging
-from shardp2p.vocabulary import DType, LayerRange, ModelId, Token
+from shardp2p.vocabulary import DType, LayerRange, ModelId, Token, WireScheme
 from shardp2p.weights.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Order:
     dtype: DType
     uses_lookup: bool
     depth: int
+    wire_scheme: WireScheme
     has_reference: bool
     data_dir: Path | None
 
@@ -77,6 +79,7 @@ def demo(
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
     draft: Annotated[str, typer.Option("--draft", help="lookup: guess from the text so far. none: plain.")] = "lookup",
     depth: Annotated[int, typer.Option("--depth", help="Chunks in the ring at once.")] = 1,
+    wire: Wire = "raw",
     model: Annotated[str, typer.Option("--model", help="A model in the store, or a directory.")] = DEMO_MODEL,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     no_reference: Annotated[bool, typer.Option("--no-reference", help="Do not check the answer.")] = False,
@@ -103,13 +106,14 @@ def demo(
         dtype=settings.dtype,
         uses_lookup=draft == "lookup",
         depth=depth,
+        wire_scheme=parse_wire(wire),
         has_reference=not no_reference,
         data_dir=data_dir,
     )
     outcome = interrupts.run(lambda: _show(order, Screen(tokenizer, is_quiet=as_json), prompt))
     if as_json:
         write_json(_report(order, outcome))
-    if outcome.is_identical is False and order.dtype == "float32":
+    if outcome.is_identical is False and order.dtype == "float32" and order.wire_scheme == "raw":
         raise IntegrityError("the ring's answer differs from the single-process reference; please report this")
 
 
@@ -196,6 +200,7 @@ async def _ask(order: Order, node: Node, members: Sequence[Member], screen: Scre
             order.max_tokens,
             order.tokenizer.stop_tokens,
             vocab_size=order.model.manifest.vocab_size,
+            wire_scheme=order.wire_scheme,
         ),
         proposer=PromptLookup() if order.uses_lookup else None,
         limits=Limits(max_chunks=order.depth),

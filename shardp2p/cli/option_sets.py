@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from shardp2p.cli import options
-from shardp2p.cli.asking import DEFAULTS, Wish, check_peer_ids, check_peers, parse_biases, parse_drafting
+from shardp2p.cli.asking import DEFAULTS, Wish, check_peer_ids, check_peers, parse_biases, parse_drafting, parse_wire
 from shardp2p.cli.texts import to_text
 from shardp2p.config import load_settings
 from shardp2p.telemetry import configure_logging
@@ -72,6 +72,7 @@ class AskOptions:
     seed: options.Seed = DEFAULTS.seed
     draft: options.Draft = "none"
     depth: options.Depth = 1
+    wire: options.Wire = "raw"
     local_driver: options.LocalDriver = False
     local_layers: options.LocalLayers = 0
     data_dir: options.DataDir = None
@@ -98,6 +99,7 @@ class AskOptions:
             stop_strings=tuple(to_text(text, "a --stop text") for text in self.stop or ()),
             draft=kind,
             limits=limits,
+            wire_scheme=parse_wire(self.wire),
             is_local=self.local_driver,
             local_layers=self.local_layers,
             blocked=check_peer_ids(self.block or (), "--block"),

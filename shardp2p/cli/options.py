@@ -113,6 +113,14 @@ LogitBias = Annotated[
 Seed = Annotated[int, Option("--seed", help="Another seed, another answer; matters above temperature 0.")]
 Draft = Annotated[str, Option("--draft", help="lookup: guess from the text so far. none: token by token.")]
 Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once.")]
+Wire = Annotated[
+    str,
+    Option(
+        "--wire",
+        metavar="raw|fp16|int8",
+        help="How activations go from peer to peer; raw is exact, the others are smaller and round.",
+    ),
+]
 LocalDriver = Annotated[
     bool, Option("--local-driver", help="Drive the answer here: fewer peers see its tokens, and each lap is longer.")
 ]

@@ -234,6 +234,7 @@ class _Driver:
             max_chunks=self._limits.max_chunks,
             next=following,
             sampling=self._request.sampling if is_last else None,
+            wire_scheme=self._request.wire_scheme,
             prompt_tokens=len(self._request.prompt_tokens) if is_last else 0,
         )
 

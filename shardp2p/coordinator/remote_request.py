@@ -40,6 +40,7 @@ def to_message(plan: Plan, request: GenerationRequest, limits: Limits, draft: Dr
         chunk_tokens=limits.chunk_tokens,
         prefill_tokens=limits.prefill_tokens,
         draft_tokens=limits.draft_tokens,
+        wire_scheme=request.wire_scheme,
     )
 
 
@@ -59,6 +60,7 @@ def from_message(message: Generate) -> tuple[Plan, GenerationRequest, Limits]:
         sampling=message.sampling,
         vocab_size=message.vocab_size,
         budget_s=message.budget_s,
+        wire_scheme=message.wire_scheme,
     )
     limits = Limits(
         max_chunks=message.max_chunks,

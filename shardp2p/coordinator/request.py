@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from shardp2p.coordinator.commands import Finish, Limits, Proposer
 from shardp2p.errors import ConfigError
 from shardp2p.scheduler.plan import Plan
-from shardp2p.vocabulary import SamplingParams, Token
+from shardp2p.vocabulary import SamplingParams, Token, WireScheme
 from shardp2p.wire.messages import Closed
 from shardp2p.wire.protocols import INITIAL_CREDITS
 
@@ -19,7 +19,8 @@ SPARE_ROWS = 256
 class GenerationRequest:
     """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known).
 
-    `budget_s` is how long it may take from now on; None: as long as something comes around the ring.
+    `budget_s` is how long it may take from now on; None: as long as something comes around the ring. `wire_scheme` says
+    how hidden states go from stage to stage; where it is raw, the answer is that of the whole model.
     """
 
     prompt_tokens: tuple[Token, ...]
@@ -28,6 +29,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     vocab_size: int = 0
     budget_s: float | None = None
+    wire_scheme: WireScheme = "raw"
 
 
 @dataclass(frozen=True, slots=True)

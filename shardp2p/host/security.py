@@ -123,7 +123,7 @@ async def _receive(secured: ISecureConn, wanted: int) -> bytes:
         raise MembershipFailure(f"it does not admit us: {NEXT_STEP[refusal]}")
     if frame.kind != wanted:
         raise RemoteProtocolError(f"a frame of kind {frame.kind} came instead of one of kind {wanted}")
-    return frame.payload
+    return bytes(frame.payload)
 
 
 async def _receive_frame(secured: ISecureConn) -> Frame:

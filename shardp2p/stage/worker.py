@@ -16,8 +16,8 @@ from shardp2p.runtime.choose import choose
 from shardp2p.runtime.packing import Part
 from shardp2p.runtime.penalties import TokenCounts
 from shardp2p.stage.session import Work
-from shardp2p.vocabulary import Position, SamplingParams, Token
-from shardp2p.wire.messages import Activations, Chunk, Open, Scheme, Verdict
+from shardp2p.vocabulary import Position, SamplingParams, Token, WireScheme
+from shardp2p.wire.messages import Activations, Chunk, Open, Verdict
 from shardp2p.wire.tensor import TORCH_DTYPES, Tensor, decode_tensor, encode_tensor
 
 MAX_COMPUTE_US = 2**64 - 1
@@ -28,7 +28,7 @@ class SessionWorker:
     """The cache of a session and what runs over it. `prompt_tokens`: how much of the text was not generated."""
 
     def __init__(
-        self, block: Block, *, cache_rows: int, sampling: SamplingParams, prompt_tokens: int, wire_scheme: Scheme
+        self, block: Block, *, cache_rows: int, sampling: SamplingParams, prompt_tokens: int, wire_scheme: WireScheme
     ) -> None:
         self._block = block
         self._cache = block.new_cache(cache_rows)
@@ -104,6 +104,8 @@ class SessionWorker:
             raise RemoteProtocolError(f"chunk {arrival.ref} came without the hidden rows that are alive")
         if TORCH_DTYPES[frame.dtype] != self._block.dtype:
             raise RemoteProtocolError(f"hidden rows are {frame.dtype}; this session's are {self._block.dtype}")
+        if frame.scheme != self._scheme:
+            raise RemoteProtocolError(f"hidden rows came as {frame.scheme}; this ring's are sent as {self._scheme}")
         if frame.shape[1] != self._block.hidden_size:
             raise RemoteProtocolError(
                 f"hidden rows are {frame.shape[1]} wide; this model's are {self._block.hidden_size}"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
 
 from shardp2p.errors import LocalProtocolError, PeerUnavailableError, RemoteProtocolError, blaming
 from shardp2p.vocabulary import PeerId
-from shardp2p.wire.codec import decode, encode
+from shardp2p.wire.codec import decode, encode, find_bulk
 from shardp2p.wire.framing import FrameDecoder
 from shardp2p.wire.messages import Message
 from shardp2p.wire.protocols import limits_of
@@ -61,7 +62,7 @@ class MessageChannel:
     def __init__(self, stream: Stream, protocol: str) -> None:
         self._stream = stream
         self._protocol = protocol
-        self._decoder = FrameDecoder(limits_of(protocol))
+        self._decoder = FrameDecoder(limits_of(protocol), partial(find_bulk, protocol))
         self._writing = trio.Lock()
         self._broken: str | None = None
         self._is_receiving = False

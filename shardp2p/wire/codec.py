@@ -17,6 +17,7 @@ from shardp2p.wire.codec_parts import AnyCodec, InvalidError
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import Message
 from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
+from shardp2p.wire.tensor_frame import Buffer
 
 
 class _Entry(NamedTuple):
@@ -56,18 +57,22 @@ def encode(protocol: str, message: Message) -> bytes:
         raise LocalProtocolError(f"{type(message).__name__} is no message of {protocol}")
     try:
         entry.codec.check(message)
-        payload: bytes = entry.codec.write(message)
+        payload = entry.codec.write(message)
     except (ValueError, TypeError, KeyError) as error:
         raise LocalProtocolError(f"this {entry.name} must not be sent: {error}") from error
-    if len(payload) > entry.max_payload_bytes:
+    pieces = payload if isinstance(payload, tuple) else (payload,)
+    size = sum(map(len, pieces))
+    if size > entry.max_payload_bytes:
         raise LocalProtocolError(
-            f"a {entry.name} of {len(payload)} bytes must not be sent; at most {entry.max_payload_bytes} are allowed"
+            f"a {entry.name} of {size} bytes must not be sent; at most {entry.max_payload_bytes} are allowed"
         )
-    return encode_frame(entry.kind, payload)
+    return encode_frame(entry.kind, *pieces)
 
 
-def decode(protocol: str, kind: int, payload: bytes) -> Message:
+def decode(protocol: str, kind: int, payload: Buffer) -> Message:
     """The message in a frame's payload. What it returns has passed every check of its protocol page.
+
+    A tensor's data in a payload that can be written to is left where it is: the payload is the message's from now on.
 
     Raises: RemoteProtocolError, and nothing else, whatever the bytes.
     """
@@ -79,8 +84,18 @@ def decode(protocol: str, kind: int, payload: bytes) -> Message:
             f"{entry.name} has {len(payload)} bytes; at most {entry.max_payload_bytes} are allowed"
         )
     try:
-        message: Message = entry.codec.read(entry.codec.wire.FromString(payload))
+        message: Message | None = None
+        if isinstance(payload, memoryview) and entry.codec.read_large is not None:
+            message = entry.codec.read_large(payload)
+        if message is None:
+            message = entry.codec.read(entry.codec.wire.FromString(bytes(payload)))
         entry.codec.check(message)
     except (DecodeError, InvalidError, ConfigError) as error:
         raise RemoteProtocolError(f"{entry.name} is malformed: {error}") from error
     return message
+
+
+def find_bulk(protocol: str, kind: int, head: memoryview) -> int:
+    """Where a payload's bulk begins, of which `head` is the beginning: what is to lie well in memory. 0: nowhere."""
+    entry = _BY_KIND.get((protocol, kind))
+    return codec_ring.find_activations_data(head) if entry is not None and entry.name == "Activations" else 0

@@ -20,13 +20,12 @@ from shardp2p.wire.codec_parts import (
     read_address,
     read_dtype,
     read_layers,
-    read_scheme,
     read_session,
     write_address,
     write_layers,
-    write_scheme,
     write_session,
 )
+from shardp2p.wire.codec_tensor import read_scheme, write_scheme
 from shardp2p.wire.messages import Close, Closed, Commit, Failure, Open, Opened, Tokens
 from shardp2p.wire.pb import control_pb2, types_pb2
 from shardp2p.wire.protocols import MAX_SLOT

@@ -24,6 +24,7 @@ from shardp2p.wire.codec_parts import (
     write_address,
     write_layers,
 )
+from shardp2p.wire.codec_tensor import read_scheme, write_scheme
 from shardp2p.wire.driving import Batch, DraftKind, EndReason, Finished, Generate, LapTime, RingStage
 from shardp2p.wire.messages import Failure, PeerAddress
 from shardp2p.wire.pb import generate_pb2
@@ -67,6 +68,8 @@ def _write_generate(message: Generate) -> bytes:
         chunk_tokens=message.chunk_tokens,
         prefill_tokens=message.prefill_tokens,
         draft_tokens=message.draft_tokens,
+        # Left out as before there was a choice, so that a driver of then takes the message as well.
+        wire_scheme=None if message.wire_scheme == "raw" else write_scheme(message.wire_scheme),
     ).SerializeToString()
 
 
@@ -91,6 +94,7 @@ def _read_generate(wire: generate_pb2.Generate) -> Generate:
         chunk_tokens=wire.chunk_tokens,
         prefill_tokens=wire.prefill_tokens,
         draft_tokens=wire.draft_tokens,
+        wire_scheme=read_scheme(wire.wire_scheme) if wire.wire_scheme else "raw",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the codecs of several protocols share: ids, ranges, references, addresses and tensors. Pure.
+"""What the codecs of several protocols share: ids, ranges, references and addresses. Pure.
 
 A `read_…` turns protobuf into a value, a `write_…` the reverse, a `check_…` tests a value. All raise InvalidError
 (or, where a value tests itself, ConfigError); wire.codec says whose fault that is.
@@ -9,43 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args
 
 from google.protobuf.message import Message as ProtobufMessage
 
 from shardp2p.vocabulary import NO_PARENT, ChunkRef, DType, LayerRange, PeerId, SessionId, Slot
-from shardp2p.wire.messages import PeerAddress, Scheme, TensorFrame
+from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.pb import types_pb2
 from shardp2p.wire.protocols import MAX_ROWS, MAX_SLOT
+from shardp2p.wire.tensor_frame import Buffer
 
 M = TypeVar("M")
 P = TypeVar("P", bound=ProtobufMessage)
 
 SESSION_BYTES: Final = 16
 MAX_ADDRESSES: Final = 32
-MAX_HIDDEN: Final = 2**20
 
-ITEM_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
-SCALE_BYTES: Final = 4
-
-_SCHEME_TO_WIRE: Final = {"raw": types_pb2.TensorFrame.RAW, "int8": types_pb2.TensorFrame.INT8}
-_SCHEME_FROM_WIRE: Final[dict[int, Scheme]] = {
-    types_pb2.TensorFrame.RAW: "raw",
-    types_pb2.TensorFrame.INT8: "int8",
-}
-_DTYPE_TO_WIRE: Final = {
-    "float32": types_pb2.TensorFrame.FLOAT32,
-    "float16": types_pb2.TensorFrame.FLOAT16,
-    "bfloat16": types_pb2.TensorFrame.BFLOAT16,
-}
-_DTYPE_FROM_WIRE: Final[dict[int, DType]] = {
-    types_pb2.TensorFrame.FLOAT32: "float32",
-    types_pb2.TensorFrame.FLOAT16: "float16",
-    types_pb2.TensorFrame.BFLOAT16: "bfloat16",
-}
-_DTYPES: Final[dict[str, DType]] = {name: name for name in ITEM_BYTES}
-
-_DATA_FIELD: Final = types_pb2.TensorFrame.DATA_FIELD_NUMBER
+_DTYPES: Final[dict[str, DType]] = {name: name for name in get_args(DType)}
 
 # Ids are used as names in logs and file names, so their alphabet is narrow; base58 and base32 lie within it.
 _PEER_ID = re.compile(r"[0-9A-Za-z._-]{1,128}")
@@ -60,13 +40,15 @@ class InvalidError(ValueError):
 @dataclass(frozen=True, slots=True)
 class MessageCodec(Generic[M, P]):
     """How one message is written, read and tested. `check` sees the value before it is written and after it is
-    read, so both sides hold to the same rules.
+    read, so both sides hold to the same rules. `write` may give the payload in pieces; `read_large`, where there is
+    one, reads a large payload where it lies, or gives None where `read` has to.
     """
 
     wire: type[P]
-    write: Callable[[M], bytes]
+    write: Callable[[M], Buffer | tuple[Buffer, ...]]
     read: Callable[[P], M]
     check: Callable[[M], None]
+    read_large: Callable[[memoryview], M | None] | None = None
 
 
 AnyCodec = MessageCodec[Any, Any]
@@ -97,19 +79,6 @@ def read_dtype(name: str) -> DType:
     if dtype is None:
         raise InvalidError(f"the dtype {name[:32]!r} is unknown")
     return dtype
-
-
-def write_scheme(scheme: Scheme) -> types_pb2.TensorFrame.Scheme:
-    """The number of a tensor scheme."""
-    return _SCHEME_TO_WIRE[scheme]
-
-
-def read_scheme(number: int) -> Scheme:
-    """The tensor scheme of that number."""
-    scheme = _SCHEME_FROM_WIRE.get(number)
-    if scheme is None:
-        raise InvalidError(f"the tensor scheme {number} is unknown")
-    return scheme
 
 
 def write_layers(layers: LayerRange) -> types_pb2.LayerRange:
@@ -143,55 +112,6 @@ def read_address(wire: types_pb2.PeerAddress) -> PeerAddress:
     """A peer's address."""
     check_count(len(wire.addresses), MAX_ADDRESSES, "addresses")
     return PeerAddress(PeerId(wire.peer_id), tuple(wire.addresses))
-
-
-def write_tensor(frame: TensorFrame) -> tuple[bytes, ...]:
-    """The protobuf bytes of a tensor in pieces to be joined, field by field as protobuf itself would write them.
-
-    protobuf copies a nested message and grows its output by doubling, which costs a large tensor more than its
-    encryption does.
-    """
-    head = types_pb2.TensorFrame(
-        scheme=_SCHEME_TO_WIRE[frame.scheme], dtype=_DTYPE_TO_WIRE[frame.dtype], shape=frame.shape
-    ).SerializeToString()
-    scales = types_pb2.TensorFrame(scales=frame.scales).SerializeToString()
-    return head, length_prefix(_DATA_FIELD, len(frame.data)), frame.data, scales
-
-
-def length_prefix(field: int, length: int) -> bytes:
-    """What stands before a bytes or message field of `length` bytes: tag (wire type 2) and length, as varints."""
-    prefix = bytearray((field << 3 | 2,))
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix)
-
-
-def read_tensor(wire: types_pb2.TensorFrame) -> TensorFrame:
-    """A tensor of two dimensions and a known scheme and dtype; `check_tensor` tests the lengths."""
-    dtype = _DTYPE_FROM_WIRE.get(wire.dtype)
-    if dtype is None:
-        raise InvalidError(f"the tensor dtype {wire.dtype} is unknown")
-    if len(wire.shape) != 2:
-        raise InvalidError(f"a tensor has the shape [rows, hidden], not {len(wire.shape)} dimensions")
-    rows, hidden = wire.shape
-    return TensorFrame(read_scheme(wire.scheme), dtype, (rows, hidden), wire.data, wire.scales)
-
-
-def check_tensor(frame: TensorFrame) -> None:
-    """The lengths are those that shape, scheme and dtype demand."""
-    rows, hidden = frame.shape
-    if not (1 <= rows <= MAX_ROWS and 1 <= hidden <= MAX_HIDDEN):
-        raise InvalidError(f"the tensor shape [{rows}, {hidden}] is out of bounds")
-    is_raw = frame.scheme == "raw"
-    data_bytes = rows * hidden * (ITEM_BYTES[frame.dtype] if is_raw else 1)
-    scales_bytes = 0 if is_raw else rows * SCALE_BYTES
-    if len(frame.data) != data_bytes or len(frame.scales) != scales_bytes:
-        raise InvalidError(
-            f"a {frame.scheme} tensor [{rows}, {hidden}] of {frame.dtype} has {data_bytes} bytes and {scales_bytes} "
-            f"of scales, not {len(frame.data)} and {len(frame.scales)}"
-        )
 
 
 def check_peer_id(peer_id: str) -> None:

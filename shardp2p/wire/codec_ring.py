@@ -13,18 +13,16 @@ from shardp2p.wire.codec_parts import (
     check_count,
     check_ids,
     check_rows,
-    check_tensor,
-    length_prefix,
     read_ref,
     read_session,
-    read_tensor,
     write_ref,
     write_session,
-    write_tensor,
 )
+from shardp2p.wire.codec_tensor import check_tensor, find_tensor_data, length_prefix, read_tensor, write_tensor
 from shardp2p.wire.messages import Activations, Chunk, Credit, End, Hello, Verdict
-from shardp2p.wire.pb import ring_pb2
+from shardp2p.wire.pb import ring_pb2, types_pb2
 from shardp2p.wire.protocols import MAX_ROWS, MAX_SLOT
+from shardp2p.wire.tensor_frame import Buffer, TensorFrame
 
 MAX_CREDITS: Final = 1024
 """More in one grant is no flow control any more."""
@@ -69,7 +67,7 @@ def _check_chunk(message: Chunk) -> None:
     check_ids(message.tokens, "token ids")
 
 
-def _write_activations(message: Activations) -> bytes:
+def _write_activations(message: Activations) -> tuple[Buffer, ...]:
     head = ring_pb2.Activations(
         ref=write_ref(message.ref),
         parents=message.parents,
@@ -79,12 +77,37 @@ def _write_activations(message: Activations) -> bytes:
     ).SerializeToString()
     tail = ring_pb2.Activations(compute_us=message.compute_us, slowest_us=message.slowest_us).SerializeToString()
     if message.hidden is None:
-        return head + tail
+        return head, tail
     tensor = write_tensor(message.hidden)
-    return b"".join((head, length_prefix(_HIDDEN_FIELD, sum(map(len, tensor))), *tensor, tail))
+    return head, length_prefix(_HIDDEN_FIELD, sum(map(len, tensor))), *tensor, tail
 
 
 def _read_activations(wire: ring_pb2.Activations) -> Activations:
+    return _activations_of(wire, read_tensor(wire.hidden) if wire.HasField("hidden") else None)
+
+
+def _read_large_activations(payload: memoryview) -> Activations | None:
+    """As `_read_activations`, with the data where it lies; None where protobuf has to read it."""
+    found = find_tensor_data(payload, _HIDDEN_FIELD)
+    if found is None or found[0].end > len(payload):
+        return None
+    hidden, data = found
+    wire = ring_pb2.Activations.FromString(b"".join((payload[: hidden.tag_at], payload[hidden.end :])))
+    tensor = types_pb2.TensorFrame.FromString(
+        b"".join((payload[hidden.start : data.tag_at], payload[data.end : hidden.end]))
+    )
+    if wire.HasField("hidden") or tensor.data:
+        return None  # given twice: what that comes to is for protobuf to say
+    return _activations_of(wire, read_tensor(tensor, payload[data.start : data.end]))
+
+
+def find_activations_data(head: memoryview) -> int:
+    """Where the data of a tensor begins in Activations of which `head` is the beginning; 0 where that is not seen."""
+    found = find_tensor_data(head, _HIDDEN_FIELD)
+    return 0 if found is None else found[1].start
+
+
+def _activations_of(wire: ring_pb2.Activations, hidden: TensorFrame | None) -> Activations:
     check_count(max(len(wire.skipped), len(wire.parents)), MAX_ROWS, "rows")
     return Activations(
         ref=read_ref(wire.ref),
@@ -92,7 +115,7 @@ def _read_activations(wire: ring_pb2.Activations) -> Activations:
         root=Slot(wire.root),
         quiet=wire.quiet,
         skipped=tuple(wire.skipped),
-        hidden=read_tensor(wire.hidden) if wire.HasField("hidden") else None,
+        hidden=hidden,
         compute_us=wire.compute_us,
         slowest_us=wire.slowest_us,
     )
@@ -155,7 +178,9 @@ def _check_credit(message: Credit) -> None:
 CODECS: Final[dict[type, AnyCodec]] = {
     Hello: MessageCodec(ring_pb2.Hello, _write_hello, _read_hello, accept),
     Chunk: MessageCodec(ring_pb2.Chunk, _write_chunk, _read_chunk, _check_chunk),
-    Activations: MessageCodec(ring_pb2.Activations, _write_activations, _read_activations, _check_activations),
+    Activations: MessageCodec(
+        ring_pb2.Activations, _write_activations, _read_activations, _check_activations, _read_large_activations
+    ),
     Verdict: MessageCodec(ring_pb2.Verdict, _write_verdict, _read_verdict, _check_verdict),
     Credit: MessageCodec(ring_pb2.Credit, _write_credit, _read_credit, _check_credit),
     End: MessageCodec(ring_pb2.End, lambda _: b"", lambda _: End(), accept),

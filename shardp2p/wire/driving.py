@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shardp2p.vocabulary import DType, LayerRange, ModelId, PeerId, SamplingParams, Token
+from shardp2p.vocabulary import DType, LayerRange, ModelId, PeerId, SamplingParams, Token, WireScheme
 
 DraftKind = Literal["none", "lookup"]
 """Who proposes at the driver: nobody, or what followed earlier in the text."""
@@ -42,6 +42,7 @@ class Generate:
     chunk_tokens: int = 1
     prefill_tokens: int = 1
     draft_tokens: int = 0
+    wire_scheme: WireScheme = "raw"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,30 +7,24 @@ in proto/shardp2p/v1 and docs/protocols/. A value that was decoded has passed th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from shardp2p.vocabulary import ChunkRef, DType, LayerRange, PeerId, SamplingParams, SessionId, Slot, Token
+from shardp2p.vocabulary import (
+    ChunkRef,
+    DType,
+    LayerRange,
+    PeerId,
+    SamplingParams,
+    SessionId,
+    Slot,
+    Token,
+    WireScheme,
+)
 from shardp2p.wire.carrying import CarryMessage
 from shardp2p.wire.dialling_back import DialBackMessage
 from shardp2p.wire.driving import GenerateMessage
 from shardp2p.wire.news import GossipMessage
 from shardp2p.wire.seen import SightMessage
-
-Scheme = Literal["raw", "int8"]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFrame:
-    """An encoded tensor [rows, hidden]; `wire.tensor` makes and reads it.
-
-    `scales` holds one little-endian float32 per row for scheme int8 and is empty for raw.
-    """
-
-    scheme: Scheme
-    dtype: DType
-    shape: tuple[int, int]
-    data: bytes
-    scales: bytes = b""
+from shardp2p.wire.tensor_frame import TensorFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ class Open:
     max_chunks: int
     next: PeerAddress
     sampling: SamplingParams | None = None
-    wire_scheme: Scheme = "raw"
+    wire_scheme: WireScheme = "raw"
     prompt_tokens: int = 0
 
 

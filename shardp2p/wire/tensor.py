@@ -1,23 +1,28 @@
 """Hidden states [T, H] as bytes and back. The only module outside runtime/ that knows torch.
 
-Scheme `raw` is bit-exact. Scheme `int8` has one scale per row (token): x is sent as round(x / s) with
-s = max|row| / 127, so that |x - y| <= max|row| / 254 * (1 + 1e-6) + 1e-30, to which a 16-bit dtype adds its own
-rounding of y. A row with NaN, infinity or a magnitude above 1e38 is sent with the scale NaN and comes out as a row
-of NaN: a fault stays visible and stays in its row.
+Scheme `raw` is bit-exact. The others compute on the device and have one scale per row (token), so that neither the
+model nor an outlier sets the precision of other rows. With m = max|row|, what was sent as x comes out as y with
+
+    fp16   |x - y| <= |x| / 2048 * (1 + 1e-6) + m * 2^-39 + 1e-30    the scale a power of two that makes m fit
+    int8   |x - y| <= m / 254 * (1 + 1e-6) + 1e-30                   the scale m / 127
+
+to which a 16-bit dtype adds its own rounding of y. Nothing overflows: a row is scaled, not cut off. A row with NaN,
+infinity or a magnitude above 1e38 is sent with the scale NaN and comes out as a row of NaN: a fault stays visible and
+stays in its row.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Final
 
 import torch
 
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
-from shardp2p.vocabulary import DType
-from shardp2p.wire.codec_parts import InvalidError, check_tensor
-from shardp2p.wire.messages import Scheme, TensorFrame
+from shardp2p.vocabulary import DType, WireScheme
+from shardp2p.wire.codec_parts import InvalidError
+from shardp2p.wire.codec_tensor import check_tensor
+from shardp2p.wire.tensor_frame import Buffer, TensorFrame
 
 if sys.byteorder != "little":
     raise ImportError("tensors cross the network in little-endian order; this machine's order is not supported")
@@ -34,11 +39,13 @@ DTYPE_NAMES: Final[dict[torch.dtype, DType]] = {dtype: name for name, dtype in T
 
 _LARGEST: Final = 1e38
 _SMALLEST: Final = 1e-30
+_LARGEST_HALF: Final = 65504.0
 
 
-def encode_tensor(hidden: torch.Tensor, scheme: Scheme = "raw", dtype: torch.dtype | None = None) -> TensorFrame:
+def encode_tensor(hidden: torch.Tensor, scheme: WireScheme = "raw", dtype: torch.dtype | None = None) -> TensorFrame:
     """The frame of `hidden` [T, H], of any device; `dtype` is that of the decoded tensor, by default hidden's own.
 
+    The frame shows the tensor's own memory where that is as it is sent: nobody may write to `hidden` before it is.
     Raises: LocalProtocolError for another shape or dtype.
     """
     if hidden.dim() != 2:
@@ -48,11 +55,12 @@ def encode_tensor(hidden: torch.Tensor, scheme: Scheme = "raw", dtype: torch.dty
     if name is None:
         raise LocalProtocolError(f"tensors of {dtype} do not cross the network")
     rows, width = hidden.shape
+    hidden = hidden.detach()
     if scheme == "raw":
-        frame = TensorFrame(scheme, name, (rows, width), _bytes_of(hidden.detach().to("cpu", dtype)))
+        frame = TensorFrame(scheme, name, (rows, width), _bytes_of(hidden.to("cpu", dtype)))
     else:
-        quantised, scales = _quantise(hidden.detach().to(torch.float32))
-        frame = TensorFrame(scheme, name, (rows, width), _bytes_of(quantised.cpu()), _bytes_of(scales.cpu()))
+        reduced, scales = (_to_half if scheme == "fp16" else _quantise)(hidden.to(torch.float32))
+        frame = TensorFrame(scheme, name, (rows, width), _bytes_of(reduced.cpu()), _bytes_of(scales.cpu()))
     try:
         check_tensor(frame)
     except InvalidError as error:
@@ -63,8 +71,9 @@ def encode_tensor(hidden: torch.Tensor, scheme: Scheme = "raw", dtype: torch.dty
 def decode_tensor(
     frame: TensorFrame, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """The tensor [T, H] of `frame`, writable and its own, as `dtype` (by default the frame's) on `device`.
+    """The tensor [T, H] of `frame`, writable, as `dtype` (by default the frame's) on `device`.
 
+    It takes over data that can be written to, and that lies as its elements need; other data is copied.
     Raises: RemoteProtocolError when lengths and shape disagree, before anything is allocated.
     """
     try:
@@ -72,30 +81,51 @@ def decode_tensor(
     except InvalidError as error:
         raise RemoteProtocolError(str(error)) from error
     wire_dtype = TORCH_DTYPES[frame.dtype]
-    # bytes must not change under their other holders, so the tensor gets a copy that it may write to.
-    data = bytearray(frame.data)
     if frame.scheme == "raw":
-        hidden = torch.frombuffer(data, dtype=wire_dtype).view(frame.shape)
-        return hidden.to(device, dtype or wire_dtype)
-    quantised = torch.frombuffer(data, dtype=torch.int8).view(frame.shape).to(device)
-    scales = torch.frombuffer(bytearray(frame.scales), dtype=torch.float32).to(device)
-    return (quantised * scales.unsqueeze(1)).to(wire_dtype).to(dtype or wire_dtype)
+        return _tensor_of(frame.data, wire_dtype).view(frame.shape).to(device, dtype or wire_dtype)
+    sent_dtype = torch.float16 if frame.scheme == "fp16" else torch.int8
+    reduced = _tensor_of(frame.data, sent_dtype).view(frame.shape).to(device)
+    scales = _tensor_of(frame.scales, torch.float32).to(device)
+    return (reduced.to(torch.float32) * scales.unsqueeze(1)).to(wire_dtype).to(dtype or wire_dtype)
 
 
 def _quantise(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [T, H] and float32 scales [T] of float32 hidden [T, H]."""
     largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=1)
-    scales = largest / 127
+    scaled, scales = _scale(hidden, largest, largest / 127)
+    return scaled.round_().to(torch.int8), scales
+
+
+def _to_half(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float16 [T, H] and float32 scales [T], powers of two, of float32 hidden [T, H]."""
+    largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=1)
+    # largest = 65504 * mantissa * 2^exponent with a mantissa of at least a half and below 1.
+    exponents = torch.frexp(largest / _LARGEST_HALF).exponent
+    scaled, scales = _scale(hidden, largest, torch.ldexp(torch.ones_like(largest), exponents))
+    return scaled.to(torch.float16), scales
+
+
+def _scale(hidden: torch.Tensor, largest: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden [T, H] divided by its rows' scales [T], which are 0 and NaN where that cannot be; its rows are 0 there."""
     if all(_SMALLEST <= magnitude <= _LARGEST for magnitude in largest.tolist()):
-        return (hidden / scales.unsqueeze(1)).round_().to(torch.int8), scales
+        return hidden / scales.unsqueeze(1), scales
     scales = torch.where(largest >= _SMALLEST, scales, 0.0)
     # NaN compares false, so that it lands here as well.
     scales = torch.where(largest <= _LARGEST, scales, torch.nan)
     divisors = torch.where(scales > 0, scales, torch.inf).unsqueeze(1)
-    return (hidden / divisors).round_().nan_to_num_(nan=0.0).to(torch.int8), scales
+    return (hidden / divisors).nan_to_num_(nan=0.0), scales
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements of a CPU tensor in row order."""
-    tensor = tensor.contiguous()
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The elements of a CPU tensor in row order, where they are."""
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()).toreadonly()  # type: ignore[arg-type]
+
+
+def _tensor_of(data: Buffer, dtype: torch.dtype) -> torch.Tensor:
+    """The elements [n], in the memory of `data` where that is ours and they may lie there."""
+    if not memoryview(data).readonly:
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
+        if tensor.data_ptr() % dtype.itemsize == 0:
+            return tensor.view(dtype)
+    # bytes must not change under their other holders.
+    return torch.frombuffer(bytearray(data), dtype=dtype)

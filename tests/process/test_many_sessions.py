@@ -54,6 +54,10 @@ async def test_six_requests_at_once_are_exact_though_one_client_dies_and_one_rea
             client, plan, asked(number), limits=limits, driver=driver, draft="lookup" if number > 2 else "none"
         )
 
+    async def ask_reduced(client: Node, plan: Plan) -> None:
+        tokens, _ = await run(client, plan, replace(asked(1), wire_scheme="int8"), driver="first")
+        assert len(tokens) == TOKENS
+
     async def read_slowly(client: Node, plan: Plan) -> None:
         tokens: list[Token] = []
         async with client.generate(plan, asked(6), driver="first") as stream:
@@ -80,6 +84,7 @@ async def test_six_requests_at_once_are_exact_though_one_client_dies_and_one_rea
                 for number in range(6):
                     nursery.start_soon(ask, client, plan, number)
                 nursery.start_soon(read_slowly, client, plan)
+                nursery.start_soon(ask_reduced, client, plan)
                 nursery.start_soon(die_quietly, plan, "first")
                 nursery.start_soon(die_quietly, plan, "local")
             members = await client.members([address for stage in plan.stages for address in stage.addresses])

@@ -63,6 +63,18 @@ async def test_the_answer_is_the_whole_models(draft: str, sampling: SamplingPara
         await sim.assert_settled()
 
 
+@pytest.mark.parametrize("driver", ["local", "first"])
+async def test_all_stages_are_told_how_rows_are_sent(driver: str, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        sim = ring_of_three(nursery)
+        asked = request(wire_scheme="fp16")
+        async with sim.node("client").generate(plan_of(*RING), asked, driver=driver) as stream:  # type: ignore[arg-type]
+            tokens = await read_all(stream)
+        assert tokens != fake_reference(prompt(), 24)  # its numbers have more bits than a half
+        assert stream.result.finish is not None
+        await sim.assert_settled()
+
+
 async def test_a_lap_does_not_pay_for_the_way_to_the_client(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         sim = ring_of_three(nursery)

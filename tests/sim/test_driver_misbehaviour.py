@@ -25,10 +25,10 @@ from shardp2p.wire.messages import (
     Hello,
     Message,
     Opened,
-    TensorFrame,
     Verdict,
 )
 from shardp2p.wire.protocols import CONTROL, RING
+from shardp2p.wire.tensor_frame import TensorFrame
 from tests.support.fake_block import MODEL_LAYERS, fake_reference
 from tests.support.proposers import OracleMix
 from tests.support.sim_ring import COORDINATOR, SimRing, prompt, request, stage_id
@@ -127,8 +127,13 @@ def as_bfloat16(frame: TensorFrame) -> TensorFrame:
     return replace(frame, dtype="bfloat16", data=frame.data[: len(frame.data) // 2])
 
 
+def as_int8(frame: TensorFrame) -> TensorFrame:
+    return replace(frame, scheme="int8", data=bytes(frame.shape[0]), scales=bytes(4 * frame.shape[0]))
+
+
 WIDE = TensorFrame("raw", "float32", (1, 2), bytes(8))
 ACTIVATIONS: dict[str, Change] = {
+    "rows of another scheme": lambda a: [replace(a, hidden=as_int8(a.hidden))],
     "rows of another dtype": lambda a: [replace(a, hidden=as_bfloat16(a.hidden))],
     "a hole": lambda a: [replace(a, ref=replace(a.ref, seq=a.ref.seq + 1))],
     "a hole in the slots": lambda a: [replace(a, ref=replace(a.ref, first_slot=Slot(a.ref.first_slot + 1)))],

@@ -31,12 +31,12 @@ from shardp2p.wire.messages import (
     Open,
     Opened,
     PeerAddress,
-    TensorFrame,
     Tokens,
     Verdict,
 )
 from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Stream
+from shardp2p.wire.tensor_frame import TensorFrame
 from tests.support.fake_block import MODEL_LAYERS, fake_reference
 from tests.support.memory_network import MemoryNetwork
 from tests.support.sim_ring import CACHE_ROWS, DIGEST, HANGS_S, SimRing, prompt, request, stage_id

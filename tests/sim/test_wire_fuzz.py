@@ -34,7 +34,6 @@ from shardp2p.wire.messages import (
     PeerAddress,
     Ping,
     Pong,
-    TensorFrame,
     Tokens,
     Verdict,
 )
@@ -42,6 +41,7 @@ from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, 
 from shardp2p.wire.pb import carry_pb2, control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
 from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, MAX_SLOT, RING, SWARM, limits_of
 from shardp2p.wire.seen import AskSeen, Seen
+from shardp2p.wire.tensor_frame import TensorFrame
 
 UINT32, UINT64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 TOKENS = st.integers(0, MAX_SLOT)
@@ -53,7 +53,7 @@ ADDRESSES = st.builds(
     PeerAddress, PEERS, st.lists(st.from_regex(r"/[!-~]{1,40}", fullmatch=True), max_size=4).map(tuple)
 )
 DTYPES: st.SearchStrategy[Any] = st.sampled_from(["float32", "float16", "bfloat16"])
-SCHEMES: st.SearchStrategy[Any] = st.sampled_from(["raw", "int8"])
+SCHEMES: st.SearchStrategy[Any] = st.sampled_from(["raw", "fp16", "int8"])
 SECONDS = st.floats(0, 1e300)
 TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=30)
 
@@ -89,7 +89,7 @@ def activations(draw: st.DrawFn) -> Activations:
     hidden = None
     if computed := len(parents) - len(skipped):
         scheme, dtype, width = draw(SCHEMES), draw(DTYPES), draw(st.integers(1, 5))
-        item = 1 if scheme == "int8" else 4 if dtype == "float32" else 2
+        item = {"fp16": 2, "int8": 1}.get(scheme) or (4 if dtype == "float32" else 2)
         data = draw(st.binary(min_size=computed * width * item, max_size=computed * width * item))
         scales = b"" if scheme == "raw" else draw(st.binary(min_size=4 * computed, max_size=4 * computed))
         hidden = TensorFrame(scheme, dtype, (computed, width), data, scales)
@@ -270,7 +270,7 @@ SCHEMAS: dict[tuple[str, int], type[ProtobufMessage]] = {
 KIND = st.sampled_from([(protocol, kind.number) for protocol, kinds in KINDS.items() for kind in kinds])
 
 
-def value_or_remote_error(protocol: str, kind: int, payload: bytes) -> None:
+def value_or_remote_error(protocol: str, kind: int, payload: bytes | memoryview) -> None:
     """Any other exception fails the test; a value must also be one that may be sent and arrives unchanged."""
     try:
         message = decode(protocol, kind, payload)

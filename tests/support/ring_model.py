@@ -16,7 +16,8 @@ from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, SendC
 from shardp2p.coordinator.generation import Generation
 from shardp2p.stage.session import Session, Work
 from shardp2p.vocabulary import Branch, SessionId, Slot
-from shardp2p.wire.messages import Activations, Chunk, Commit, TensorFrame, Tokens, Verdict
+from shardp2p.wire.messages import Activations, Chunk, Commit, Tokens, Verdict
+from shardp2p.wire.tensor_frame import TensorFrame
 
 SESSION = SessionId("ab" * 16)
 

@@ -28,13 +28,13 @@ from shardp2p.wire.messages import (
     PeerAddress,
     Ping,
     Pong,
-    TensorFrame,
     Tokens,
     Verdict,
 )
 from shardp2p.wire.pb import control_pb2, ring_pb2
 from shardp2p.wire.protocols import ACTIVATIONS_BYTES, CONTROL, KINDS, MAX_ROWS, RING, SWARM, limits_of
 from shardp2p.wire.seen import Seen
+from shardp2p.wire.tensor_frame import TensorFrame
 
 SESSION = SessionId("0f" * 16)
 PEER = PeerId("peer-b")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from shardp2p.errors import OverloadedError, RemoteProtocolError
 from shardp2p.stage.session import COMPACT_DEAD_ROWS, Keep, Session, Work
 from shardp2p.vocabulary import ChunkRef, SessionId, Slot
-from shardp2p.wire.messages import Activations, Chunk, Commit, TensorFrame, Tokens
+from shardp2p.wire.messages import Activations, Chunk, Commit, Tokens
+from shardp2p.wire.tensor_frame import TensorFrame
 
 SESSION = SessionId("ab" * 16)
 

@@ -1,4 +1,4 @@
-"""Tensors cross the network bit by bit as raw, and within the stated error as int8."""
+"""Tensors cross the network bit by bit as raw, and within the stated errors as fp16 and int8."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
-from shardp2p.vocabulary import DType
-from shardp2p.wire.messages import TensorFrame
+from shardp2p.vocabulary import DType, WireScheme
 from shardp2p.wire.tensor import TORCH_DTYPES, decode_tensor, encode_tensor
+from shardp2p.wire.tensor_frame import TensorFrame
 
 NAMES: list[DType] = ["float32", "float16", "bfloat16"]
 
@@ -26,6 +26,16 @@ def random_hidden(rows: int, width: int, *, seed: int = 0) -> torch.Tensor:
 def int8_bound(hidden: torch.Tensor) -> torch.Tensor:
     """What |x - y| may be, [T, 1], as wire.tensor states it."""
     return hidden.double().abs().amax(1, keepdim=True) / 254 * (1 + 1e-6) + 1e-30
+
+
+def fp16_bound(hidden: torch.Tensor) -> torch.Tensor:
+    """What |x - y| may be, [T, H], as wire.tensor states it."""
+    magnitudes = hidden.double().abs()
+    return magnitudes / 2048 * (1 + 1e-6) + magnitudes.amax(1, keepdim=True) * 2**-39 + 1e-30
+
+
+REDUCED: list[WireScheme] = ["fp16", "int8"]
+BOUNDS = {"fp16": fp16_bound, "int8": int8_bound}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,39 +75,60 @@ def test_dtypes_convert_on_either_side() -> None:
     assert not decode_tensor(encode_tensor(gradient)).requires_grad
 
 
+@pytest.mark.parametrize("scheme", REDUCED)
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**31), st.floats(-38, 37))
-def test_int8_keeps_its_stated_error(rows: int, width: int, seed: int, exponent: float) -> None:
+def test_a_reduced_tensor_keeps_its_stated_error(
+    scheme: WireScheme, rows: int, width: int, seed: int, exponent: float
+) -> None:
     hidden = random_hidden(rows, width, seed=seed).double()
     hidden = (hidden / hidden.abs().max() * 10**exponent).float()
-    decoded = decode_tensor(encode_tensor(hidden, "int8"))
-    assert bool(((hidden.double() - decoded.double()).abs() <= int8_bound(hidden)).all())
+    decoded = decode_tensor(encode_tensor(hidden, scheme))
+    assert bool(((hidden.double() - decoded.double()).abs() <= BOUNDS[scheme](hidden)).all())
 
 
+@pytest.mark.parametrize("scheme", REDUCED)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_int8_adds_only_the_rounding_of_a_16_bit_dtype(name: DType) -> None:
+def test_a_16_bit_dtype_adds_only_its_own_rounding(scheme: WireScheme, name: DType) -> None:
     dtype = TORCH_DTYPES[name]
     hidden = random_hidden(9, 64, seed=3).to(dtype)
-    decoded = decode_tensor(encode_tensor(hidden, "int8"))
+    decoded = decode_tensor(encode_tensor(hidden, scheme))
     assert decoded.dtype == dtype
     rounding = decoded.double().abs() * torch.finfo(dtype).eps + torch.finfo(dtype).smallest_normal
-    assert bool(((hidden.double() - decoded.double()).abs() <= int8_bound(hidden) + rounding).all())
+    assert bool(((hidden.double() - decoded.double()).abs() <= BOUNDS[scheme](hidden) + rounding).all())
 
 
+@pytest.mark.parametrize("scheme", REDUCED)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 2e38])
-def test_int8_shows_a_fault_in_its_row_and_only_there(bad: float) -> None:
+def test_a_reduced_tensor_shows_a_fault_in_its_row_and_only_there(scheme: WireScheme, bad: float) -> None:
     hidden = random_hidden(3, 16)
     hidden[1, 4] = bad
-    decoded = decode_tensor(encode_tensor(hidden, "int8"))
+    decoded = decode_tensor(encode_tensor(hidden, scheme))
     assert bool(decoded[1].isnan().all())
     kept = hidden[[0, 2]]
-    assert bool(((kept.double() - decoded[[0, 2]].double()).abs() <= int8_bound(kept)).all())
+    assert bool(((kept.double() - decoded[[0, 2]].double()).abs() <= BOUNDS[scheme](kept)).all())
 
 
-def test_int8_sends_zero_and_tiny_rows_as_zero() -> None:
+@pytest.mark.parametrize("scheme", REDUCED)
+def test_a_reduced_tensor_has_zero_and_tiny_rows_as_zero(scheme: WireScheme) -> None:
     hidden = torch.zeros(3, 8)
     hidden[1] = 1e-40
     hidden[2, 0] = 1.0
-    assert torch.equal(decode_tensor(encode_tensor(hidden, "int8")), torch.where(hidden == 1.0, 1.0, 0.0))
+    assert torch.equal(decode_tensor(encode_tensor(hidden, scheme)), torch.where(hidden == 1.0, 1.0, 0.0))
+
+
+def test_fp16_sends_what_no_half_can_hold_without_cutting_it_off() -> None:
+    hidden = torch.tensor([[65504.0, 1.0], [65505.0, 1.0], [1e38, -1e38], [65535.99, 0.1], [3e-8, 1e-8]])
+    decoded = decode_tensor(encode_tensor(hidden, "fp16"))
+    assert bool(decoded.isfinite().all())
+    assert bool(((hidden.double() - decoded.double()).abs() <= fp16_bound(hidden)).all())
+
+
+def test_fp16_is_exact_for_16_bit_numbers_of_like_magnitude() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        hidden = (torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).sign() * torch.rand(4, 64) + 3).to(
+            dtype
+        )
+        assert torch.equal(decode_tensor(encode_tensor(hidden, "fp16")), hidden)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +152,22 @@ def test_lengths_that_disagree_with_the_shape_are_the_peers_fault(change: dict[s
         decode_tensor(forged)
 
 
-def test_int8_needs_one_scale_for_each_row() -> None:
-    frame = encode_tensor(torch.ones(2, 4), "int8")
-    assert (len(frame.data), len(frame.scales)) == (8, 8)
-    with pytest.raises(RemoteProtocolError, match="8 of scales, not 8 and 4"):
-        decode_tensor(TensorFrame("int8", "float32", (2, 4), frame.data, frame.scales[:4]))
+@pytest.mark.parametrize(("scheme", "size"), [("fp16", 16), ("int8", 8)])
+def test_a_reduced_tensor_needs_one_scale_for_each_row(scheme: WireScheme, size: int) -> None:
+    frame = encode_tensor(torch.ones(2, 4), scheme)
+    assert (len(frame.data), len(frame.scales)) == (size, 8)
+    with pytest.raises(RemoteProtocolError, match=f"8 of scales, not {size} and 4"):
+        decode_tensor(TensorFrame(scheme, "float32", (2, 4), frame.data, frame.scales[:4]))
+
+
+def test_data_of_our_own_is_taken_over_and_other_data_is_copied() -> None:
+    for frame, is_taken in (
+        (TensorFrame("raw", "float32", (2, 2), memoryview(bytearray(16))), True),
+        (TensorFrame("raw", "float32", (2, 2), memoryview(bytearray(17))[1:]), False),  # no place for a float32
+        (TensorFrame("raw", "float32", (2, 2), bytes(16)), False),
+    ):
+        decode_tensor(frame).fill_(1.0)
+        assert any(frame.data) is is_taken
 
 
 @pytest.mark.parametrize("hidden", [torch.ones(4), torch.ones(1, 2, 3), torch.ones(2, 2).long(), torch.ones(0, 4)])
@@ -138,5 +180,6 @@ def test_what_cannot_be_sent_is_our_bug(hidden: torch.Tensor) -> None:
 def test_a_device_tensor_goes_out_and_comes_back() -> None:
     hidden = random_hidden(4, 16).cuda()
     assert torch.equal(decode_tensor(encode_tensor(hidden), device="cuda"), hidden)
-    decoded = decode_tensor(encode_tensor(hidden, "int8"), device="cuda")
-    assert bool(((hidden.double() - decoded.double()).abs() <= int8_bound(hidden)).all())
+    for scheme in REDUCED:
+        decoded = decode_tensor(encode_tensor(hidden, scheme), device="cuda")
+        assert bool(((hidden.double() - decoded.double()).abs() <= BOUNDS[scheme](hidden)).all())

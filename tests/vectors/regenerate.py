@@ -41,7 +41,6 @@ from shardp2p.wire.messages import (
     PeerAddress,
     Ping,
     Pong,
-    TensorFrame,
     Tokens,
     Verdict,
 )
@@ -49,6 +48,7 @@ from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, 
 from shardp2p.wire.pb import carry_pb2, control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
 from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
 from shardp2p.wire.seen import AskSeen, Seen
+from shardp2p.wire.tensor_frame import TensorFrame
 
 HERE = Path(__file__).resolve().parent
 PEER = PeerId("12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo")
@@ -104,6 +104,10 @@ RAW = Activations(
 )
 INT8 = dataclasses.replace(
     RAW, hidden=TensorFrame("int8", "bfloat16", (2, 2), bytes.fromhex("7f81ff00"), bytes.fromhex("0000803f0000003f"))
+)
+FP16 = dataclasses.replace(
+    RAW,
+    hidden=TensorFrame("fp16", "float32", (2, 2), bytes.fromhex("ff7b00c000380080"), bytes.fromhex("000000400000803f")),
 )
 ALL_SKIPPED = Activations(ref(6, seq=2), slots(5), Slot(3), 1, (0,), None)
 VERDICT = Verdict(ref(3, seq=1), 1, (42, None, 2**31 - 1), compute_us=2500, slowest_us=1000)
@@ -165,6 +169,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
     CONTROL: {
         "open_last_stage": OPEN,
         "open_middle_stage": MIDDLE_OPEN,
+        "open_fp16": dataclasses.replace(MIDDLE_OPEN, wire_scheme="fp16"),
         "opened": Opened(LayerRange(15, 30), 2048),
         "commit": Commit(1, Slot(9), Slot(4)),
         "tokens": Tokens(0, Slot(5), (1, 0, 2**31 - 1)),
@@ -180,6 +185,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "chunk_tree": TREE,
         "activations_raw": RAW,
         "activations_int8": INT8,
+        "activations_fp16": FP16,
         "activations_all_skipped": ALL_SKIPPED,
         "verdict": VERDICT,
         "verdict_of_quiet_chunk": Verdict(ref(0), 3, ()),
@@ -189,6 +195,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
     GENERATE: {
         "generate": GENERATION,
         "generate_without_options": SHORT_GENERATION,
+        "generate_int8": dataclasses.replace(SHORT_GENERATION, wire_scheme="int8"),
         "batch": Batch((5, 0, 2**31 - 1)),
         "finished": FINISHED,
         "finished_without_laps": Finished("length", 1, 1, 0.0, 0.0),
@@ -294,6 +301,8 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "activations_shape_of_one_dimension": (ring_pb2.Activations, RAW, lambda m: m.hidden.shape.pop()),
         "activations_scales_of_raw": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "scales", bytes(8))),
         "activations_scale_missing": (ring_pb2.Activations, INT8, lambda m: setattr(m.hidden, "scales", bytes(4))),
+        "activations_fp16_short_data": (ring_pb2.Activations, FP16, lambda m: setattr(m.hidden, "data", bytes(4))),
+        "activations_fp16_without_scales": (ring_pb2.Activations, FP16, lambda m: m.hidden.ClearField("scales")),
         "activations_unknown_dtype": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "dtype", 0)),
         "verdict_choice_below_minus_1": (ring_pb2.Verdict, VERDICT, lambda m: m.choices.append(-2)),
         "verdict_on_nothing": (ring_pb2.Verdict, VERDICT, lambda m: (m.ClearField("choices"), m.ClearField("quiet"))),
@@ -325,6 +334,7 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "generate_no_tokens": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "max_tokens", 0)),
         "generate_without_sampling": (generate_pb2.Generate, GENERATION, lambda m: m.ClearField("sampling")),
         "generate_negative_budget": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "budget_s", -1.0)),
+        "generate_unknown_scheme": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "wire_scheme", 9)),
         "generate_unknown_draft": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "draft", "model")),
         "generate_no_chunks": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "max_chunks", 0)),
         "generate_wide_chunks": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "prefill_tokens", 4097)),

@@ -29,7 +29,7 @@ _sym_db = _symbol_database.Default()
 from shardp2p.wire.pb import types_pb2 as shardp2p_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashardp2p/v1/generate.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\\\n\tRingStage\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.shardp2p.v1.PeerAddress\x12\'\n\x06layers\x18\x02 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\"\xfa\x02\n\x08Generate\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12&\n\x06stages\x18\x05 \x03(\x0b\x32\x16.shardp2p.v1.RingStage\x12\x15\n\rprompt_tokens\x18\x06 \x03(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x08 \x03(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x12-\n\x08sampling\x18\n \x01(\x0b\x32\x1b.shardp2p.v1.SamplingParams\x12\x10\n\x08\x62udget_s\x18\x0b \x01(\x01\x12\r\n\x05\x64raft\x18\x0c \x01(\t\x12\x12\n\nmax_chunks\x18\r \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x0e \x01(\r\x12\x16\n\x0eprefill_tokens\x18\x0f \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x10 \x01(\r\"\x17\n\x05\x42\x61tch\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"\x93\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0c\n\x04laps\x18\x03 \x01(\r\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x0f\n\x07total_s\x18\x05 \x01(\x01\x12\x12\n\nlap_tokens\x18\x06 \x03(\r\x12\r\n\x05lap_s\x18\x07 \x03(\x01\x12\x15\n\rlap_compute_s\x18\x08 \x03(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ashardp2p/v1/generate.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\\\n\tRingStage\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.shardp2p.v1.PeerAddress\x12\'\n\x06layers\x18\x02 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\"\xb0\x03\n\x08Generate\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12&\n\x06stages\x18\x05 \x03(\x0b\x32\x16.shardp2p.v1.RingStage\x12\x15\n\rprompt_tokens\x18\x06 \x03(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x13\n\x0bstop_tokens\x18\x08 \x03(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x12-\n\x08sampling\x18\n \x01(\x0b\x32\x1b.shardp2p.v1.SamplingParams\x12\x10\n\x08\x62udget_s\x18\x0b \x01(\x01\x12\r\n\x05\x64raft\x18\x0c \x01(\t\x12\x12\n\nmax_chunks\x18\r \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x0e \x01(\r\x12\x16\n\x0eprefill_tokens\x18\x0f \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x10 \x01(\r\x12\x34\n\x0bwire_scheme\x18\x11 \x01(\x0e\x32\x1f.shardp2p.v1.TensorFrame.Scheme\"\x17\n\x05\x42\x61tch\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"\x93\x01\n\x08\x46inished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0c\n\x04laps\x18\x03 \x01(\r\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x0f\n\x07total_s\x18\x05 \x01(\x01\x12\x12\n\nlap_tokens\x18\x06 \x03(\r\x12\r\n\x05lap_s\x18\x07 \x03(\x01\x12\x15\n\rlap_compute_s\x18\x08 \x03(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RINGSTAGE']._serialized_start=68
   _globals['_RINGSTAGE']._serialized_end=160
   _globals['_GENERATE']._serialized_start=163
-  _globals['_GENERATE']._serialized_end=541
-  _globals['_BATCH']._serialized_start=543
-  _globals['_BATCH']._serialized_end=566
-  _globals['_FINISHED']._serialized_start=569
-  _globals['_FINISHED']._serialized_end=716
+  _globals['_GENERATE']._serialized_end=595
+  _globals['_BATCH']._serialized_start=597
+  _globals['_BATCH']._serialized_end=620
+  _globals['_FINISHED']._serialized_start=623
+  _globals['_FINISHED']._serialized_end=770
 # @@protoc_insertion_point(module_scope)

@@ -46,9 +46,11 @@ class TensorFrame(_message.Message):
         SCHEME_UNSPECIFIED: _ClassVar[TensorFrame.Scheme]
         RAW: _ClassVar[TensorFrame.Scheme]
         INT8: _ClassVar[TensorFrame.Scheme]
+        FP16: _ClassVar[TensorFrame.Scheme]
     SCHEME_UNSPECIFIED: TensorFrame.Scheme
     RAW: TensorFrame.Scheme
     INT8: TensorFrame.Scheme
+    FP16: TensorFrame.Scheme
     class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DTYPE_UNSPECIFIED: _ClassVar[TensorFrame.DType]
