@@ -131,11 +131,19 @@ class Node:
             model, block.model_layers, block.context_tokens, block.layer_bytes, str(block.device), load_growth_bytes,
             served,
         )  # fmt: skip
+        self.serve(held)
+        return held
+
+    def serve(self, held: HeldModel) -> None:
+        """As hold, for layers that compute in a way of their own."""
         self._held.append(held)
-        self._stage.hold(served)
+        self._stage.hold(held.served)
         self._host.serve(CONTROL, self._stage.serve_control)
         self._host.serve(GENERATE, self._driving.serve)
-        return held
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """A connection to `peer`, for whatever goes there or comes from there. Raises: PeerUnavailableError."""
+        await self._host.connect(peer, addresses)
 
     async def release(self, held: HeldModel) -> None:
         """Let go of what `hold` gave: no new sessions; returns when those that run have ended.

@@ -43,7 +43,7 @@ class Drafting:
         return self._request is not None
 
     def ask(self, least_probability: float) -> NeedDraft | None:
-        """A request below the most probable leaves, when one is due."""
+        """A request below the most probable leaves, when one is due. `least_probability`: of a draft worth a row."""
         if self._request or self._draft_tokens < 1:
             return None
         if not self._is_eager and self._tree.best_unsent() is not None:

@@ -25,9 +25,19 @@ def shipped_networks() -> dict[str, Description]:
 
 def read_network(name_or_file: str) -> Description:
     """The shipped network of that name, or the one that a file describes. Raises: ConfigError."""
+    try:
+        return parse_description(read_text(name_or_file))
+    except ConfigError as error:
+        if any(name == name_or_file for name, _ in _shipped()) or error.message.startswith(name_or_file):
+            raise
+        raise ConfigError(f"{name_or_file}: {error.message}") from None
+
+
+def read_text(name_or_file: str) -> bytes:
+    """What the shipped network of that name says, or a file. Raises: ConfigError."""
     for name, shipped in _shipped():
         if name == name_or_file:
-            return parse_description(shipped.read_bytes())
+            return shipped.read_bytes()
     path = Path(name_or_file)
     try:
         with path.open("rb") as file:
@@ -39,10 +49,7 @@ def read_network(name_or_file: str) -> Description:
         ) from None
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{path} has more than {MAX_BYTES} bytes, too many for the description of a network")
-    try:
-        return parse_description(text)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}") from None
+    return text
 
 
 def _shipped() -> Iterator[tuple[str, Traversable]]:

@@ -29,6 +29,14 @@ class Fields:
         for name in names:
             self._left.pop(name, None)
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a member that nobody read yet."""
+        return name in self._left
+
+    def take(self, name: str) -> object:
+        """A member as it is; None where there is none."""
+        return self._left.pop(name, None)
+
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """A number in these bounds."""
         value = self._left.pop(name, default)

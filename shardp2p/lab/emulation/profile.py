@@ -1,0 +1,80 @@
+"""A profile of the benchmarks: who is in the ring, how far apart, and how long its layers and its draft take. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardp2p.lab.network.fields import Fields
+from shardp2p.lab.network.reading import parse_description
+
+MAX_ROW_BYTES = 1 << 17
+"""Of one hidden row: the largest models there are have a quarter of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The first of `peers` is the driver, the others are the stages in ring order; `one_way_s[a, b]` is from a to b.
+
+    A stage takes `stage_base_s` for a chunk and `stage_row_s` more for each live row, the draft `draft_level_s` for one
+    more token on every path that it is asked about. A hidden row has `row_bytes`.
+    """
+
+    name: str
+    peers: tuple[str, ...]
+    one_way_s: Mapping[tuple[str, str], float]
+    row_bytes: int
+    stage_base_s: float
+    stage_row_s: float
+    draft_level_s: float
+
+    @property
+    def driver(self) -> str:
+        """Who drives."""
+        return self.peers[0]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Who holds the layers, the first ones first."""
+        return self.peers[1:]
+
+    def stage_s(self, rows: int) -> float:
+        """What a stage takes for a chunk of so many live rows; one whose rows are all dead is passed on."""
+        return self.stage_base_s + self.stage_row_s * rows if rows else 0.0
+
+    @property
+    def hops_s(self) -> float:
+        """The way of one lap."""
+        return sum(self.one_way_s[pair] for pair in pairwise((*self.peers, self.peers[0])))
+
+    @property
+    def plain_lap_s(self) -> float:
+        """A lap of one row."""
+        return self.hops_s + len(self.stages) * self.stage_s(1)
+
+
+def parse_profile(name: str, text: str | bytes) -> Profile:
+    """The profile that a JSON text describes. Raises: ConfigError, where it says nothing of stages, or wrongly."""
+    description = parse_description(text)
+    fields = Fields(f"profile {name}", json.loads(text))
+    peers = tuple(fields.names("peers"))
+    if len(peers) < 2:
+        fields.fail("it names fewer than two peers: the driver and a stage")
+    for work in ("stage_ms", "draft_ms_per_level", "hidden_size"):
+        if not fields.has(work):
+            fields.fail(f"{work} is missing, so what layers and drafts cost cannot be emulated; use glm52 or gpt-oss")
+    stage = Fields(f"stage_ms of profile {name}", fields.take("stage_ms"))
+    default_ms = description.default_rtt_ms / 2
+    return Profile(
+        name,
+        peers,
+        {(a, b): 0.0 if a == b else description.one_way_ms.get((a, b), default_ms) / 1e3 for a in peers for b in peers},
+        row_bytes=int(
+            fields.number("hidden_size", 0, 8, MAX_ROW_BYTES / 4) * fields.number("activation_bytes", 2, 1, 4)
+        ),
+        stage_base_s=stage.number("base", 0.0, 0.0, 1e4) / 1e3,
+        stage_row_s=stage.number("per_token", 0.0, 0.0, 1e3) / 1e3,
+        draft_level_s=fields.number("draft_ms_per_level", 0.0, 0.0, 1e4) / 1e3,
+    )

@@ -1,0 +1,110 @@
+"""What drafting gains over a wide-area ring: every scheme in turn over one emulated ring, beside a simulation.
+
+Real are the processes, the peers, their streams, the messages and every decision; emulated are the layers, the draft,
+and the ways between the peers. See docs/speed.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from shardp2p.coordinator.request import GenerationRequest
+from shardp2p.lab.emulation.arms import Arm, arms
+from shardp2p.lab.emulation.comparison import bound_tok_s, prompt
+from shardp2p.lab.emulation.draft import EmulatedDraft
+from shardp2p.lab.emulation.language import Language
+from shardp2p.lab.emulation.profile import Profile
+from shardp2p.lab.emulation.ring import emulated_ring
+from shardp2p.lab.emulation.simulation import simulate
+from shardp2p.lab.ring_run import run_ring
+from shardp2p.node import Node
+from shardp2p.scheduler.plan import Plan
+from shardp2p.vocabulary import Token
+from shardp2p.weights.source import Progress, no_progress
+
+PLAIN_SHARE: Final = 4
+"""Plain decoding answers in so many times fewer tokens: its rate does not change on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One answer of one arm. `simulated_tok_s` is what the simulation says of the same text."""
+
+    tok_s: float
+    accepted_per_lap: float
+    lap_s: float
+    is_exact: bool
+    simulated_tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WanResult:
+    """Every arm's answers, round by round, and the best rate that the simulation finds for the same texts."""
+
+    profile: str
+    accept: float
+    rounds: dict[str, list[Measured]]
+    bound_tok_s: float
+
+    def report(self) -> dict[str, Any]:
+        """Medians over the rounds, in the keys of `bench wan --json`."""
+        told = {}
+        for name, measured in self.rounds.items():
+            rates = [one.tok_s for one in measured]
+            told[name] = {
+                "tok_s": round(median(rates), 2),
+                "tok_s_min": round(min(rates), 2),
+                "tok_s_max": round(max(rates), 2),
+                "accepted_per_lap": round(median(one.accepted_per_lap for one in measured), 2),
+                "exact": all(one.is_exact for one in measured),
+                "simulated_tok_s": round(median(one.simulated_tok_s for one in measured), 2),
+            }
+        laps = self.rounds.get("plain") or next(iter(self.rounds.values()))
+        return {
+            "profile": self.profile,
+            "runtime": "emulated",
+            "accept": self.accept,
+            "lap_ms": round(1e3 * median(one.lap_s for one in laps), 1),
+            "arms": told,
+            "bound_tok_s": round(self.bound_tok_s, 2),
+        }
+
+
+async def measure_wan(
+    profile: Profile,
+    accept: float,
+    *,
+    names: Sequence[str],
+    rounds: int,
+    tokens: int,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> WanResult:
+    """`rounds` answers of `tokens` tokens by each of the arms, in turn; each round has a text of its own."""
+    language, chosen = Language(accept, seed), arms(accept)
+    measured: dict[str, list[Measured]] = {name: [] for name in names}
+    bounds = []
+    async with emulated_ring(profile, accept, seed) as (node, plan):
+        for number in range(rounds):
+            text = prompt(seed, number)
+            order = [*names[number % len(names) :], *names[: number % len(names)]]
+            for name in order:
+                progress(f"round {number + 1}: {name}", number * len(names), rounds * len(names))
+                length = tokens // PLAIN_SHARE if name == "plain" else tokens
+                measured[name].append(await _measure(node, plan, profile, language, chosen[name], text, length))
+            bounds.append(bound_tok_s(profile, language, text, tokens))
+    return WanResult(profile.name, accept, measured, median(bounds))
+
+
+async def _measure(
+    node: Node, plan: Plan, profile: Profile, language: Language, arm: Arm, text: tuple[Token, ...], tokens: int
+) -> Measured:
+    draft = EmulatedDraft(language, profile.draft_level_s, arm.guesses) if arm.limits.draft_tokens else None
+    run = await run_ring(node, plan, GenerationRequest(text, tokens), proposer=draft, limits=arm.limits)
+    is_exact = list(run.tokens) == language.continuation(text, tokens)
+    lap_s = median(lap.lap_s for lap in run.by_lap)
+    simulated = simulate(profile, language, arm, prompt_tokens=text, max_tokens=tokens)
+    return Measured(run.tok_s, run.tok_s * lap_s, lap_s, is_exact, simulated.tok_s)
