@@ -16,7 +16,7 @@ from shardp2p.lab.emulation.layers import digests_of, frame_of
 from shardp2p.lab.emulation.profile import Profile, parse_profile
 from shardp2p.lab.emulation.simulation import simulate
 from shardp2p.lab.network.catalog import read_text
-from shardp2p.wire.messages import TensorFrame
+from shardp2p.wire.tensor_frame import TensorFrame
 
 PROFILES = ("glm52", "gpt-oss")
 

@@ -13,7 +13,7 @@ from shardp2p.errors import RemoteProtocolError
 from shardp2p.lab.emulation.language import Language, extend
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import Token
-from shardp2p.wire.messages import TensorFrame
+from shardp2p.wire.tensor_frame import TensorFrame
 
 _DIGEST = struct.Struct("<Q")
 

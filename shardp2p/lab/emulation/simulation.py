@@ -23,7 +23,8 @@ from shardp2p.lab.emulation.layers import DigestRows
 from shardp2p.lab.emulation.profile import Profile
 from shardp2p.stage.session import Session, Work
 from shardp2p.vocabulary import SessionId, Token
-from shardp2p.wire.messages import Activations, Chunk, Commit, TensorFrame, Verdict
+from shardp2p.wire.messages import Activations, Chunk, Commit, Verdict
+from shardp2p.wire.tensor_frame import TensorFrame
 
 SESSION = SessionId("00" * 16)
 
