@@ -170,6 +170,20 @@ async def test_a_move_over_a_path_that_falls_silent_is_called_off_so_that_the_pr
         await under_traffic(hosts, near, far, trio.lowlevel.checkpoint, size=10_000)
 
 
+async def test_a_connection_to_which_another_is_about_to_move_stays_where_it_is() -> None:
+    async with movable_pair() as (hosts, near, far, _):
+        hole, hole_far, _ = await hosts.connect(PUNCHED)
+        await wait_movable(hole, hole_far)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hosts.near.carrier.move, hole, near)
+            while not hosts.near.carrier._attempts:
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(PeerUnavailableError, match="about to move"):
+                await hosts.near.carrier.move(near, hole)
+        assert hole.carrier is near
+        await under_traffic(hosts, near, far, trio.lowlevel.checkpoint, size=10_000)
+
+
 async def test_nothing_takes_over_that_has_the_same_path_or_a_silent_one() -> None:
     async with movable_pair() as (hosts, near, _, _):
         rider, rider_far, _ = await hosts.connect(PUNCHED)

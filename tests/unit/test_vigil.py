@@ -141,3 +141,12 @@ def test_a_new_path_is_measured_anew() -> None:
     day.vigil.start(day.now)
     assert day.vigil.round_trip_s == 0
     assert day.vigil.ping(day.now, 0) is not None
+
+
+def test_the_pong_of_a_ping_from_before_a_path_began_measures_nothing() -> None:
+    vigil = Vigil(is_early=True)
+    value = vigil.ping(100.0, 0)
+    assert value is not None
+    vigil.start(100.01)
+    vigil.pong(100.1, value)
+    assert vigil.round_trip_s == 0

@@ -169,6 +169,8 @@ class Carrier:
         peer = peer_of(muxer.peer_id)
         if muxer in self._attempts or rides_on(over, muxer) or over.peer_id != muxer.peer_id:
             raise PeerUnavailableError("the connection is being moved already, or would carry itself", peer)
+        if any(rides_on(attempt.over, muxer) for attempt in self._attempts.values()):
+            raise PeerUnavailableError("another connection is about to move to this one", peer)
         with trio.CancelScope(deadline=trio.current_time() + RESUME_S) as scope:
             self._attempts[muxer] = _Attempt(over, scope)
             try:
