@@ -83,6 +83,8 @@ class Link:
         self.sent_bytes = 0
         self.received_bytes = 0
         self._is_named = False
+        self._is_watched = False
+        self._passed = 0
         self._holds = 0
         self._lost_until = 0.0
         self._left: list[Wire] = []
@@ -182,16 +184,19 @@ class Link:
         self.sent_bytes += size
         if outbox is self._outbox:
             self._outbox_bytes -= size
-            if self.ledger is not None:
-                self._keep(self.ledger, batch)
+            if self.ledger is not None or self._is_watched:
+                self._count(batch)
         return batch[0] if len(batch) == 1 else b"".join(batch)
 
-    def _keep(self, ledger: Ledger, batch: list[bytes]) -> None:
+    def _count(self, batch: list[bytes]) -> None:
+        ledger = self.ledger
         for frame in batch:
             if not frames.is_of_path(frame):
-                ledger.send(frame)
+                self._passed += 1
                 self.vigil.sent_at = trio.current_time()
-        if ledger.is_full and not self._holds:
+                if ledger is not None:
+                    ledger.send(frame)
+        if ledger is not None and ledger.is_full and not self._holds:
             self.settle()
 
     async def _read(self, wire: Wire) -> None:
@@ -218,6 +223,7 @@ class Link:
         if frame.stream_id == 0 or frame.kind >= frames.PING:
             self._receive_of_path(frame)
             return
+        self._passed += 1
         if self.ledger is not None and self.ledger.receive(len(frame.payload)) and self._is_named:
             count = self.ledger.make_acknowledgement()
             self.queue(encode_control(frames.WINDOW_UPDATE, frames.ACK, 0, count))
@@ -244,11 +250,15 @@ class Link:
 
     def ask(self, now: float) -> float:
         """Ping if it is time; gives how long to sleep before `judge`."""
-        passed = 0 if self.ledger is None else self.ledger.sent + self.ledger.received
-        value = self.vigil.ping(now, passed) if self.wire is not None else None
+        value = self.vigil.ping(now, self._passed) if self.wire is not None else None
         if value is not None:
             self.queue(encode_control(frames.PING, frames.SYN, 0, value))
         return self.vigil.pause(now, is_waiting=self.lost is not None)
+
+    def watch(self) -> None:
+        """Suspect this connection early although it does not move: what others ride on is replaced as soon."""
+        self._is_watched = True
+        self.vigil.watch()
 
     def judge(self, now: float, who: str) -> None:
         """Notice the silence of `who`, suspect its path, and see that no other wire came in time."""
@@ -297,7 +307,8 @@ class Link:
     def settle(self) -> None:
         """Stay on the present wire for good: keep nothing, and end with it."""
         self.ledger = None
-        self.vigil.settle()
+        if not self._is_watched:
+            self.vigil.settle()
         if self.lost is not None:
             self.fail(self.lost)
 

@@ -53,7 +53,12 @@ class Vigil:
         self.heard_at = now
         self.round_trip_s = 0.0
         self._pinged_at = now - ROUND_TRIP_S
+        self._ping_value = (self._ping_value + 1) % 2**32  # so that a late pong measures nothing
         self.is_suspect = False
+
+    def watch(self) -> None:
+        """Suspect early from now on."""
+        self._is_early = True
 
     def settle(self) -> None:
         """Nothing can take over: suspect nothing."""

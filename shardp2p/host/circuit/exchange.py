@@ -61,7 +61,9 @@ def over_direct_connection(stream: Stream) -> HostStream:
 
 
 def direct_connection(host: Host, peer: PeerId, *, from_listen_port: bool = False) -> Muxer | None:
-    """The newest live connection to `peer` that no relay carries; one that left from a port that we listen on."""
+    """The newest live connection to `peer` that no relay carries, a silent one last; one that left from a port that we
+    listen on.
+    """
     ports = {port for _, port in host.listen_endpoints()} if from_listen_port else set()
     straight = (muxer for muxer in host.connections(peer) if muxer.path.is_direct)
     return next((muxer for muxer in straight if not ports or muxer.local_port in ports), None)
@@ -104,7 +106,10 @@ class RelayLinks:
         try:
             async with lock:
                 found = direct_connection(self._host, relay, from_listen_port=from_listen_port)
-                return found or await self._host.connect(relay, addresses, from_listen_port=True)
+                if found is None or found.link.is_troubled:
+                    found = await self._host.connect(relay, addresses, ways="straight", from_listen_port=True)
+                found.link.watch()
+                return found
         finally:
             if not lock.locked():
                 self._dialling.pop(relay, None)

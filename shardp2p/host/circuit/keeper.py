@@ -88,9 +88,14 @@ class Keeper:
             while True:
                 self._keeping.reserved(candidate.peer, trio.current_time())
                 self.stir()
+                is_silent = False
                 with trio.move_on_after(renewal_s(lifetime_s)):
-                    return await _end_of(stream)
+                    if reason := await _end_of(stream):
+                        return reason
+                    is_silent = True
                 with trio.fail_after(RENEW_S):
+                    if is_silent:
+                        stream = await self._over_another_line(candidate, stream)
                     lifetime_s = await _reserve(stream)
         except trio.TooSlowError:
             return "the relay does not answer"
@@ -99,6 +104,13 @@ class Keeper:
         finally:
             if stream is not None:
                 await stream.reset()
+
+    async def _over_another_line(self, candidate: Candidate, silent: HostStream) -> HostStream:
+        """A stream to the same relay over a new connection, for when a router has forgotten the present one."""
+        stream = await self._links.open_stream(candidate.peer, HOP, candidate.addresses, from_listen_port=True)
+        await silent.reset()
+        log.info("relay_line_replaced", relay=candidate.peer)
+        return stream
 
 
 async def _reserve(stream: HostStream) -> float:
@@ -115,8 +127,23 @@ async def _reserve(stream: HostStream) -> float:
     return answer.expires_at_s - time.time()
 
 
-async def _end_of(stream: HostStream) -> str:
-    """Why a stream ended on which nothing should come. Raises: PeerUnavailableError, RemoteProtocolError."""
-    if await stream.receive_some(1):
-        raise RemoteProtocolError("the relay talks when it was not asked", stream.peer)
-    return "the relay gave up our reservation"
+async def _end_of(stream: HostStream) -> str | None:
+    """Why a stream ended on which nothing should come; None when its connection fell silent before."""
+    reason: str | None = None
+
+    async def wait_end() -> None:
+        nonlocal reason
+        try:
+            data = await stream.receive_some(1)
+            reason = "the relay talks when it was not asked" if data else "the relay gave up our reservation"
+        except PeerUnavailableError as error:
+            reason = error.message
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_end)
+        link = stream.connection.link
+        await link.wait_trouble()
+        if link.failure is None:
+            nursery.cancel_scope.cancel()
+    return reason

@@ -42,6 +42,7 @@ from shardp2p.host.circuit.values import (
     StopAnswer,
 )
 from shardp2p.host.host import Host
+from shardp2p.host.muxer import Muxer
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.stream import Stream
@@ -218,24 +219,41 @@ class Relay:
 
     async def _ask_target(self, circuit: Circuit) -> HostStream | Status:
         """A stream of STOP to the wanted peer, which takes the circuit; else what to tell the one that asked."""
-        muxer = direct_connection(self._host, circuit.target)
-        if muxer is None:
+        with trio.move_on_after(STOP_S):
+            while (muxer := direct_connection(self._host, circuit.target)) is not None:
+                answers: list[HostStream | None] = []
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ask_over, muxer, circuit, answers, nursery.cancel_scope)
+                    # Who lost its line comes back by another, before the end of the first is noticed.
+                    while direct_connection(self._host, circuit.target) is muxer:
+                        await self._host.wait_arrival()
+                    if not answers:
+                        nursery.cancel_scope.cancel()
+                if answers:
+                    return answers[0] or Status.CONNECTION_FAILED
             self._slots.forget(circuit.target)
             return Status.NO_RESERVATION
+        log.debug("relay_target_silent", peer=circuit.target)
+        return Status.CONNECTION_FAILED
+
+    async def _ask_over(
+        self, muxer: Muxer, circuit: Circuit, answers: list[HostStream | None], scope: trio.CancelScope
+    ) -> None:
+        """Put the stream of STOP that the target took into `answers`, None when it does not want to or cannot."""
         stream: HostStream | None = None
-        is_taken = False
         try:
-            with trio.fail_after(STOP_S):
-                stream = await open_over(muxer, circuit.target, STOP)
-                await stream.send_all(encode_stop(Incoming(circuit.source, self._limit)))
-                answer = decode_stop(await receive_answer(stream))
-            is_taken = isinstance(answer, StopAnswer) and answer.status is Status.OK
-        except (PeerUnavailableError, RemoteProtocolError, trio.TooSlowError) as error:
+            stream = await open_over(muxer, circuit.target, STOP)
+            await stream.send_all(encode_stop(Incoming(circuit.source, self._limit)))
+            answer = decode_stop(await receive_answer(stream))
+            if isinstance(answer, StopAnswer) and answer.status is Status.OK:
+                answers.append(stream)
+        except (PeerUnavailableError, RemoteProtocolError) as error:
             log.debug("relay_target_failed", peer=circuit.target, error=str(error))
         finally:
-            if stream is not None and not is_taken:
+            if stream is not None and not answers:
                 await stream.reset()
-        return stream if stream is not None and is_taken else Status.CONNECTION_FAILED
+        answers += [] if answers else [None]
+        scope.cancel()
 
     async def _pass_on(self, circuit: Circuit, stream: HostStream, other: HostStream) -> None:
         splice = self._splices[circuit.number] = Splice(stream, other, self._limits, self._allowance)
