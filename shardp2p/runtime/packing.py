@@ -48,6 +48,11 @@ class Part:
     masks: Masks
 
 
+def join_rows(pieces: Sequence[Tensor]) -> Tensor:
+    """Hidden [sum of T, H] of pieces [T, H] of one chunk that were computed one after the other."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
 class _Current(Protocol):
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any

@@ -3,7 +3,8 @@
 Each session's task asks for a turn in the device's thread, as if it computed alone. The first turn that comes takes up
 its own chunk and those of the sessions behind it, which find theirs done when their turns come. It lingers for a moment
 where the sessions of the last forward are due back: groups that alternate become one. A session that has the device to
-itself never waits. docs/decisions/0012-packed-sessions.md.
+itself never waits. While others decode, a wide chunk goes in parts, and asks for a turn for each: who came meanwhile
+goes in between. docs/decisions/0012-packed-sessions.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
@@ -22,10 +23,11 @@ import trio
 
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.device import DeviceThread
-from shardp2p.runtime.packing import Part
+from shardp2p.runtime.packing import Part, join_rows
 from shardp2p.stage.holding import OpenCompute
 from shardp2p.stage.live import Compute
 from shardp2p.stage.session import Work
+from shardp2p.stage.slicing import SliceWidth
 from shardp2p.stage.worker import SessionWorker
 from shardp2p.vocabulary import Token
 from shardp2p.wire.messages import Activations, Open, Verdict
@@ -35,13 +37,16 @@ log = structlog.get_logger()
 
 NARROW_ROWS: Final = 16
 """What joins others. A wider chunk takes its time for its own arithmetic: it begins a forward or waits for the next, so
-that whoever came before it has its result as soon as without it."""
+that whoever came before it has its result as soon as without it; and it goes in parts while others decode."""
 
 JOINING_ROWS: Final = 128
 """Rows that join the first chunk of a forward, all together: beyond, arithmetic takes the time and little is saved."""
 
 LINGER_SHARE: Final = 0.25
 """Of the last forward's time: how long the next may wait for sessions of it. Missing them costs a whole forward."""
+
+DECODING_S: Final = 2.0
+"""For how long after a narrow chunk its session counts as one that decodes: longer than most laps."""
 
 Observe = Callable[[int, int, float], None]
 """Hears of each forward: its live rows, those of all its sessions together, the layers that ran, and the seconds."""
@@ -89,7 +94,7 @@ class Seat:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A chunk on its way through the device.
+    """A chunk on its way through the device, of whose live rows [start, stop) are in the present forward.
 
     `spent_s` is what it took by itself, and its share, by live rows, of what it took together with others.
     """
@@ -99,12 +104,27 @@ class _Turn:
     work: Work
     tokens: Sequence[Token]
     is_wanted: bool = True
+    is_waiting: bool = False
+    start: int = 0
+    stop: int = 0
+    inputs: Tensor | None = None
     part: Part | None = None
+    done: list[Tensor] = field(default_factory=list)
     hidden: Tensor | None = None
     logits: Tensor | None = None
     spent_s: float = 0.0
-    pack: tuple[int, float] | None = None
+    packs: list[tuple[int, float]] = field(default_factory=list)
     result: outcome.Outcome[Activations | Verdict] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many live rows it has."""
+        return len(self.work.rows)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it may join others."""
+        return self.rows <= NARROW_ROWS
 
 
 class Packer:
@@ -121,6 +141,8 @@ class Packer:
         self._latest: list[Seat] = []  # of the last forward; without the workers, whose caches may be gone
         self._latest_s = 0.0
         self._ended_at = 0.0
+        self._decoding: dict[Seat, float] = {}  # when each had a narrow chunk here, of the last DECODING_S
+        self._width = SliceWidth()
 
     async def run(
         self, worker: SessionWorker, seat: Seat, work: Work, tokens: Sequence[Token]
@@ -131,20 +153,22 @@ class Packer:
 
         Raises: RemoteProtocolError for inputs that do not fit the model. Whoever else is in the forward goes on.
         """
-        # Between this checkpoint and the device's queue no other task runs: both have the same order.
-        await trio.lowlevel.checkpoint_if_cancelled()
         turn = _Turn(worker, seat, work, tokens)
         seat.come(self._clock())
-        self._waiting.append(turn)
-        self._arrived.set()
         try:
-            await self._device.run(self._take_turn, turn)
+            while turn.result is None:
+                # Between this checkpoint and the device's queue no other task runs: both have the same order.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                if not turn.is_waiting:
+                    turn.is_waiting = True
+                    self._waiting.append(turn)
+                    self._arrived.set()
+                await self._device.run(self._take_turn, turn)
         finally:
             turn.is_wanted = False
-        if turn.pack is not None and self._observe is not None:
-            rows, seconds = turn.pack
-            self._observe(rows, len(worker.block.layers), seconds)
-        assert turn.result is not None
+        if self._observe is not None:
+            for rows, seconds in turn.packs:
+                self._observe(rows, len(worker.block.layers), seconds)
         return turn.result.unwrap()
 
     def _take_turn(self, turn: _Turn) -> None:
@@ -154,12 +178,21 @@ class Packer:
         self._linger()
         started = self._clock()
         turns = self._take_up()
+        if not turns:
+            return  # an earlier turn has taken its next part along
         _compute(turns)
         self._ended_at = self._clock()
         self._latest_s = self._ended_at - started
         self._latest = [turn.seat for turn in turns]
-        for seat in self._latest:
-            seat.leave(self._ended_at)
+        for turn in turns:
+            if turn.result is not None:
+                turn.seat.leave(self._ended_at)
+            if turn.is_narrow:
+                self._decoding[turn.seat] = self._ended_at
+        if all(turn.is_narrow for turn in turns):
+            self._width.note_narrow(self._latest_s)
+        else:
+            self._width.note_slice(turns[0].stop - turns[0].start, self._latest_s)
 
     def _linger(self) -> None:
         """Waits for the sessions of the last forward that are due back in a moment, if any."""
@@ -179,48 +212,68 @@ class Packer:
         room = JOINING_ROWS
         for _ in range(len(self._waiting)):
             turn = self._waiting.popleft()
-            rows = len(turn.work.rows)
             if not turn.is_wanted:
                 continue
             if not taken:
                 taken.append(turn)
-            elif turn.worker.block.layers == taken[0].worker.block.layers and rows <= min(NARROW_ROWS, room):
+            elif turn.worker.block.layers == taken[0].worker.block.layers and turn.rows <= min(NARROW_ROWS, room):
                 taken.append(turn)
-                room -= rows
+                room -= turn.rows
             else:
                 passed.append(turn)
         self._waiting.extendleft(reversed(passed))
+        for turn in taken:
+            turn.is_waiting = False
+            turn.start, turn.stop = turn.stop, turn.rows
+        if taken and not taken[0].is_narrow and self._is_decoding_beside(taken[0].seat):
+            taken[0].stop = self._width.end_of_part(taken[0].start, taken[0].rows)
         return taken
+
+    def _is_decoding_beside(self, own: Seat) -> bool:
+        """Whether somebody else will want a turn soon."""
+        since = self._clock() - DECODING_S
+        self._decoding = {seat: at for seat, at in self._decoding.items() if at >= since}
+        waiting = [turn.seat for turn in tuple(self._waiting) if turn.is_narrow]
+        return any(seat is not own for seat in (*self._decoding, *waiting))
 
 
 def _compute(turns: Sequence[_Turn]) -> None:
-    """Every turn's result. An error is that of the turn which it came from."""
+    """The result of every turn whose rows end here. An error is that of the turn which it came from."""
     began = perf_counter()
     for turn in turns:
         _prepare(turn)
     alive = [turn for turn in turns if turn.part is not None]
     started = perf_counter()
     _attempt(alive, _forward)
-    _attempt([turn for turn in alive if turn.result is None], _read_head)
+    ending = [turn for turn in turns if turn.stop == turn.rows]
+    _attempt([turn for turn in ending if turn.part is not None and turn.result is None], _read_head)
     shared_s = perf_counter() - started
-    rows = sum(len(turn.work.rows) for turn in alive)
+    rows = sum(turn.stop - turn.start for turn in alive)
     for turn in alive:
-        turn.spent_s += shared_s * len(turn.work.rows) / rows
-    for turn in turns:
+        turn.spent_s += shared_s * (turn.stop - turn.start) / rows
+    for turn in ending:
         if turn.result is None:
             _finish(turn)
     if alive:
-        turns[0].pack = rows, perf_counter() - began
+        turns[0].packs.append((rows, perf_counter() - began))
 
 
 def _prepare(turn: _Turn) -> None:
     started = perf_counter()
-    prepared = outcome.capture(turn.worker.prepare, turn.work)
+    prepared = outcome.capture(_part_of, turn)
     if isinstance(prepared, outcome.Error):
         turn.result = prepared
     else:
         turn.part = prepared.value
-    turn.spent_s = perf_counter() - started
+    turn.spent_s += perf_counter() - started
+
+
+def _part_of(turn: _Turn) -> Part | None:
+    if turn.start == 0:
+        turn.inputs = turn.worker.begin(turn.work)
+    if turn.inputs is None:
+        return None
+    return turn.worker.prepare(turn.work, turn.inputs, turn.start, turn.stop)
 
 
 def _finish(turn: _Turn) -> None:
@@ -249,7 +302,9 @@ def _attempt(turns: Sequence[_Turn], step: Callable[[Sequence[_Turn]], None]) ->
 def _forward(turns: Sequence[_Turn]) -> None:
     parts = [turn.part for turn in turns if turn.part is not None]
     for turn, hidden in zip(turns, turns[0].worker.block.forward_many(parts), strict=True):
-        turn.hidden = hidden
+        turn.done.append(hidden)
+        if turn.stop == turn.rows:
+            turn.hidden = join_rows(turn.done)
 
 
 def _read_head(turns: Sequence[_Turn]) -> None:

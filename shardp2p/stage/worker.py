@@ -56,8 +56,8 @@ class SessionWorker:
         """The layers that run; workers of the same layers may share a forward."""
         return self._block
 
-    def prepare(self, work: Work) -> Part | None:
-        """A chunk's live rows for `Block.forward_many`, which comes next; None when no row is alive.
+    def begin(self, work: Work) -> Tensor | None:
+        """The inputs of a chunk's live rows, for which the cache is made ready; None when no row is alive.
 
         Raises: RemoteProtocolError for inputs that do not fit the model.
         """
@@ -66,9 +66,12 @@ class SessionWorker:
             self._cache.keep(rows, first)
             if self._counts:
                 self._counts[first:] = [self._counts[row] for row in rows]
-        if not work.rows:
-            return None
-        return self._block.prepare(self._inputs(work), self._cache, RowBatch(work.cache_parents, work.positions))
+        return self._inputs(work) if work.rows else None
+
+    def prepare(self, work: Work, inputs: Tensor, start: int, stop: int) -> Part:
+        """The live rows [start, stop) of a chunk for `Block.forward_many`, which comes next; in order, without gaps."""
+        rows = RowBatch(work.cache_parents[start:stop], work.positions[start:stop])
+        return self._block.prepare(inputs[start:stop], self._cache, rows)
 
     def wanted(self, work: Work, hidden: Tensor) -> Tensor | None:
         """The rows [n, H] of what the block made of a chunk whose logits are needed; None when there are none."""

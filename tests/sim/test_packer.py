@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.device import DeviceThread
-from shardp2p.stage.packer import JOINING_ROWS, LINGER_SHARE, NARROW_ROWS, Packer, Seat
+from shardp2p.stage.packer import DECODING_S, JOINING_ROWS, LINGER_SHARE, NARROW_ROWS, Packer, Seat
 from shardp2p.stage.session import Work
 from shardp2p.stage.worker import SessionWorker
 from shardp2p.vocabulary import ChunkRef, LayerRange, SamplingParams, SessionId, Slot, Token
@@ -156,10 +156,86 @@ async def test_a_wide_chunk_holds_up_nobody_before_it_and_takes_along_those_behi
 ) -> None:
     first, wide, second, wider, third = (Session(packer, block, seed) for seed in range(5))
     await ask_at_once([(first, 1), (wide, NARROW_ROWS + 1), (second, 2), (wider, 100), (third, NARROW_ROWS)])
-    assert block.forwards == [[1, 2, NARROW_ROWS], [NARROW_ROWS + 1], [100]]
+    assert block.forwards[:2] == [[1, 2, NARROW_ROWS], [NARROW_ROWS + 1]]
+    assert all(len(forward) == 1 for forward in block.forwards[2:])
+    assert sum(rows for [rows] in block.forwards[2:]) == 100
     block.forwards.clear()
-    await ask_at_once([(wide, 100), (second, 2), (first, 1)])
-    assert block.forwards == [[100, 2, 1]]
+    await ask_at_once([(wide, NARROW_ROWS + 2), (second, 2), (first, 1)])
+    assert block.forwards == [[NARROW_ROWS + 2, 2, 1]]
+
+
+async def test_a_wide_chunk_goes_in_parts_while_others_decode_and_in_one_piece_while_nobody_does(
+    autojump_clock: MockClock,
+) -> None:
+    device, block, packer = lingering()
+    wide, one, other = (Session(packer, block, seed) for seed in range(3))
+    await wide.ask(200)
+    await ask_at_once([(one, 1), (other, 1)])
+    waited: list[int] = []
+
+    async def decode(session: Session) -> None:
+        for _ in range(8):
+            before = len(block.forwards)
+            await session.ask()
+            waited.append(len(block.forwards) - before)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wide.ask, 200)
+        await trio.testing.wait_all_tasks_blocked()
+        for session in (one, other):
+            nursery.start_soon(decode, session)
+    assert [rows for forward in block.forwards for rows in forward].count(200) == 1
+    assert sum(max(forward) for forward in block.forwards if max(forward) > 1) == 400
+    assert len(waited) == 16
+    assert max(waited) <= 3  # the part that runs, one that is before it, and its own forward
+    device.now += 2 * DECODING_S
+    await wide.ask(200)
+    assert block.forwards[-1] == [200]
+    assert wide.choices == await alone(0, [200, 200, 200])
+    for session in (one, other):
+        assert session.choices == await alone(session.seed, [1] * 9)
+
+
+async def test_two_wide_chunks_beside_one_that_decodes_are_exact_and_take_turns(
+    packer: Packer, block: WatchedBlock
+) -> None:
+    sessions = [Session(packer, block, seed) for seed in range(3)]
+    await sessions[0].ask()
+    await ask_at_once([(sessions[1], 90), (sessions[2], 70), (sessions[0], 2)])
+    assert max(rows for forward in block.forwards for rows in forward) < 70
+    assert sum(rows for forward in block.forwards for rows in forward) == 1 + 90 + 70 + 2
+    assert sessions[0].choices == await alone(0, [1, 2])
+    assert sessions[1].choices == await alone(1, [90])
+    assert sessions[2].choices == await alone(2, [70])
+
+
+async def test_a_wide_chunk_that_is_cancelled_between_its_parts_is_dropped(packer: Packer, block: WatchedBlock) -> None:
+    one, leaving = (Session(packer, block, seed) for seed in range(2))
+    await one.ask()
+    with trio.move_on_after(2.5 * COMPUTE_S):
+        await leaving.ask(200)
+    rows = sum(rows for forward in block.forwards for rows in forward)
+    assert 1 < rows < 150
+    await one.ask()
+    assert sum(rows for forward in block.forwards for rows in forward) == rows + 1
+    assert (one.choices, leaving.choices) == (await alone(0, [1, 1]), [])
+
+
+async def test_a_part_that_fails_ends_its_chunk_alone(packer: Packer, block: WatchedBlock) -> None:
+    one, doomed = (Session(packer, block, seed) for seed in range(2))
+    await one.ask()
+    cache = cast(FakeCache, doomed.worker._cache)
+    block.breaks = lambda parts: any(part.cache is cache and len(cache.rows) >= 32 for part in parts)
+
+    async def fail() -> None:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await doomed.ask(200)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(one.ask)
+    assert one.choices == await alone(0, [1, 1])
 
 
 async def test_no_more_rows_join_than_pay(packer: Packer, block: WatchedBlock) -> None:
