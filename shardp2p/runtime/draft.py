@@ -1,22 +1,25 @@
 """Proposers that need no model: prompt lookup, and one that never proposes.
 
-Pure; no torch, so that a driver without layers can use it. They satisfy `coordinator.generation.Proposer`.
+Pure; no torch, so that a driver without layers can use it. They satisfy `coordinator.commands.Proposer`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from shardp2p.errors import ConfigError
+from shardp2p.runtime.answer_memory import Shelf
+from shardp2p.runtime.ngram_index import BREAK, LONGEST_MATCH, Followers, NgramIndex
+from shardp2p.runtime.successors import Successor, Successors
 from shardp2p.vocabulary import Branch, Token
 from shardp2p.wire.driving import DraftKind
 
-SCANNED_OCCURRENCES = 64
-"""How many of the latest occurrences of an n-gram are looked at, so that a frequent one costs no more."""
+LEAST_PROBABILITY: Final = 0.02
+"""Below this a branch hardly ever becomes worth a row before it is dead."""
 
-LEAST_PROBABILITY = 0.2
-"""Below this a branch costs more computing, where that is what costs, than the tokens that it saves now and then."""
+LEARNT_TOKENS: Final = 512
+"""So many tokens at the end of a prompt teach which matches hold; the rest is indexed, which takes less time."""
 
 
 class NoDraft:
@@ -40,21 +43,23 @@ def make_proposer(kind: DraftKind) -> PromptLookup | None:
 class PromptLookup:
     """Proposes what followed earlier occurrences of the text's last tokens (prompt lookup, Saxena 2023).
 
-    The index follows the text that was asked for last: a longer text costs its new tokens, another branch costs the
-    tokens up to where it diverges. Proposals depend on the text alone.
+    The index follows the text, which costs as much as it has grown; a path below it costs nothing but its look-up.
+    Proposals depend on the texts that were asked for alone, and are best where each continues the one before.
     """
 
-    def __init__(self, ngram: int = 3, branches: int = 3, least_probability: float = LEAST_PROBABILITY) -> None:
-        if ngram < 1 or branches < 1:
-            raise ConfigError(f"prompt lookup with ngram {ngram} and {branches} branches; both must be at least 1")
+    def __init__(
+        self, shelf: Shelf | None = None, *, branches: int = 4, least_probability: float = LEAST_PROBABILITY
+    ) -> None:
+        """With a `shelf`, what followed in answers before is proposed as well."""
+        if branches < 1:
+            raise ConfigError(f"prompt lookup with {branches} branches; it needs at least 1")
         if not 0.0 <= least_probability <= 1.0:
             raise ConfigError(f"prompt lookup with a least probability of {least_probability}; it is between 0 and 1")
-        self._ngram = ngram
+        self._shelf = shelf
         self._branches = branches
         self._least_probability = least_probability
-        self._text: list[Token] = []
-        self._ends: dict[tuple[Token, ...], list[int]] = {}
-        """For each n-gram of the text, how many tokens the text has up to the end of each occurrence, ascending."""
+        self._prompt_length = 0
+        self._start([])
 
     @property
     def is_instant(self) -> bool:
@@ -63,89 +68,51 @@ class PromptLookup:
     def propose(
         self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
     ) -> tuple[tuple[Branch, ...], ...]:
-        """What `continuations` says of each path below `text`."""
-        return tuple(self.continuations([*text, *path], depth_tokens) for path in paths)
+        """Up to `branches` continuations of each path that differ in their first token, the most probable first.
 
-    def continuations(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
-        """Up to `branches` continuations that differ in their first token, the most probable first.
-
-        None is less probable than `least_probability`, so where nothing repeats there is often none at all.
-        Each continues as the text did after the latest occurrence of the longest n-gram that its first token
-        followed; a continuation that reaches the end of the text goes on through itself, as a repetition would.
+        None is less probable than `least_probability`, so where nothing repeats there is often none at all. Each
+        continues as the text did after the latest occurrence of the longest match that its first token followed; one
+        that reaches the end of the text goes on through itself, as a repetition would.
         """
+        self._follow(text)
+        return tuple(self._continue(path, depth_tokens) for path in paths)
+
+    def _follow(self, text: Sequence[Token]) -> None:
+        known = len(self._index)
+        if known == 0 or list(text[:known]) != self._index.tokens:
+            self._start(text)
+            known = len(self._index)
+        for token in text[known:]:
+            self._successors.note(self._followers(()), token)
+            self._index.extend((token,))
+
+    def _start(self, text: Sequence[Token]) -> None:
+        self._prompt_length = len(text)
+        self._index = NgramIndex(text[: max(0, len(text) - LEARNT_TOKENS)])
+        self._successors = Successors(self._index)
+
+    def _followers(self, path: Sequence[Token]) -> list[Followers]:
+        tail = [*self._index.tokens[-LONGEST_MATCH:], *path][-LONGEST_MATCH:]
+        own = self._index.followers(tail)
+        return own if self._shelf is None else own + self._shelf.followers(tail)
+
+    def _continue(self, path: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         if depth_tokens < 1:
             return ()
-        self._follow(list(text))
-        ranked = sorted(self._successors().items(), key=lambda item: -item[1][1])
+        ranked = self._successors.rank(self._followers(path))
         return tuple(
-            Branch(self._copy(end, depth_tokens), probability)
-            for _, (end, probability) in ranked[: self._branches]
-            if probability >= self._least_probability
+            self._branch(one, path, depth_tokens)
+            for one in ranked[: self._branches]
+            if one.probability >= self._least_probability
         )
 
-    def _successors(self) -> dict[Token, tuple[int, float]]:
-        """Each possible next token with where its latest occurrence stands and its probability.
-
-        The estimate is that of PPM, method C, with exclusion (Moffat 1990): an n-gram gives each successor its count
-        and leaves to the shorter n-grams a share that grows with the number of different successors.
-        """
-        found: dict[Token, tuple[int, float]] = {}
-        left = 1.0
-        for length in range(min(self._ngram, len(self._text) - 1), 0, -1):
-            ends = self._ends[tuple(self._text[-length:])][:-1]
-            latest: dict[Token, int] = {}
-            counts: Counter[Token] = Counter()
-            for end in ends[: -SCANNED_OCCURRENCES - 1 : -1]:
-                token = self._text[end]
-                if token not in found:
-                    latest.setdefault(token, end)
-                    counts[token] += 1
-            if not counts:
-                continue
-            share = left / (counts.total() + len(counts))
-            found |= {token: (end, counts[token] * share) for token, end in latest.items()}
-            left = share * len(counts)
-        return found
-
-    def _copy(self, start: int, length: int) -> tuple[Token, ...]:
-        """`length` tokens from `start` on, repeated from there where the text ends."""
-        period = self._text[start : start + length]
-        repeats = -(-length // len(period))
-        return tuple((period * repeats)[:length])
-
-    def _follow(self, text: list[Token]) -> None:
-        shared = _common_prefix(self._text, text)
-        while len(self._text) > shared:
-            self._retract()
-        for token in text[shared:]:
-            self._extend(token)
-
-    def _extend(self, token: Token) -> None:
-        self._text.append(token)
-        for ngram in self._last_ngrams():
-            self._ends.setdefault(ngram, []).append(len(self._text))
-
-    def _retract(self) -> None:
-        for ngram in self._last_ngrams():
-            ends = self._ends[ngram]
-            ends.pop()
-            if not ends:
-                del self._ends[ngram]
-        self._text.pop()
-
-    def _last_ngrams(self) -> list[tuple[Token, ...]]:
-        return [tuple(self._text[-length:]) for length in range(1, min(self._ngram, len(self._text)) + 1)]
-
-
-def _common_prefix(first: list[Token], second: list[Token]) -> int:
-    """How many tokens two texts share at their start: whole slices are compared, so a long text costs little."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        return high
-    while low < high - 1:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    def _branch(self, one: Successor, path: Sequence[Token], depth_tokens: int) -> Branch:
+        copied = one.index.tokens[one.end : one.end + depth_tokens]
+        if one.index is self._index:
+            copied = [*copied, *path]
+            period = len(one.index) + len(path) - one.end
+            while len(copied) < depth_tokens:
+                copied.append(copied[-period])
+        elif BREAK in copied:
+            copied = copied[: copied.index(BREAK)]
+        return Branch(tuple(copied[:depth_tokens]), one.probability, self._successors.continues(one))
