@@ -11,6 +11,7 @@ next token and the draft's guesses are functions of it, so a stage needs no mode
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -31,6 +32,8 @@ CONCENTRATION: Final = 2.0
 
 VOCABULARY: Final = 32_000
 
+QUANTILES: Final = 4096
+
 _MASK: Final = 2**64 - 1
 
 
@@ -40,7 +43,7 @@ class Language:
     def __init__(self, accept: float, seed: int = 0) -> None:
         if not 0.0 < accept < 1.0:
             raise ConfigError(f"the acceptance is {accept}; it must be between 0 and 1")
-        self._accept = accept
+        self._sureness = _quantiles(accept)
         self._start = _mix(seed + 1)
         self._after = lru_cache(maxsize=1 << 16)(self._draw)
 
@@ -78,20 +81,34 @@ class Language:
         return answers
 
     def _draw(self, digest: int) -> tuple[Token, tuple[Branch, ...]]:
-        rng = random.Random(digest)
-        sure = rng.betavariate(self._accept * CONCENTRATION, (1 - self._accept) * CONCENTRATION)
+        sure = self._sureness[digest % QUANTILES]
         probabilities = (sure, *((1 - sure) * share for share in RANK_SHARES))
-        first = digest % VOCABULARY
-        tokens = [(first + at) % VOCABULARY for at in range(len(probabilities) + 1)]
-        drawn = rng.random()
-        rank = next((at for at, sum_ in enumerate(accumulate(probabilities)) if drawn < sum_), -1)
-        guesses = [Branch((token,), probability) for token, probability in zip(tokens, probabilities, strict=False)]
-        return tokens[rank], tuple(sorted(guesses, key=lambda guess: -guess.probability))
+        first = (digest >> 20) % VOCABULARY
+        drawn = (_mix(digest) >> 11) / 2**53
+        rank = bisect_right(tuple(accumulate(probabilities)), drawn)
+        guesses = [Branch(((first + at) % VOCABULARY,), probability) for at, probability in enumerate(probabilities)]
+        if sure < probabilities[1]:
+            guesses.sort(key=_least_sure_last)
+        return (first + rank) % VOCABULARY, tuple(guesses)
 
 
-def extend(digest: int, token: Token) -> int:
+@lru_cache(maxsize=1 << 18)
+def extend(digest: int, token: int) -> int:
     """The digest of the text that goes on with `token`."""
     return _mix(digest ^ ((token + 1) * 0x9E3779B97F4A7C15 & _MASK))
+
+
+def _least_sure_last(guess: Branch) -> float:
+    return -guess.probability
+
+
+@lru_cache(maxsize=8)
+def _quantiles(accept: float) -> tuple[float, ...]:
+    """How sure the draft is, at evenly spaced quantiles."""
+    rng = random.Random(f"how sure, {accept}")
+    a, b = accept * CONCENTRATION, (1 - accept) * CONCENTRATION
+    drawn = sorted(rng.betavariate(a, b) for _ in range(8 * QUANTILES))
+    return tuple(drawn[4::8])
 
 
 def _mix(value: int) -> int:
