@@ -134,6 +134,21 @@ async def test_relay_that_came_back_is_used_again() -> None:
         await wait_held(target, 0)
 
 
+async def test_line_to_a_relay_that_falls_silent_is_replaced_and_the_relay_asks_over_the_new_one() -> None:
+    async with relay_node() as relay, hidden_node(relay) as node, hidden_node() as client:
+        (old,), (old_far,) = node.host.connections(relay.peer), relay.host.connections(node.peer)
+        with trio.fail_after(20), old.link.holding(), old_far.link.holding():  # both ends hear nothing of the other
+            old.link.vigil.is_suspect = True
+            old.link._turned.unpark_all()
+            while len(node.host.connections(relay.peer)) < 2:
+                await node.host.wait_arrival()
+            stream = await client.open_echo(node)
+            await echo_once(stream)
+            assert old.failure is None
+            assert old_far.failure is None
+            assert [candidate.peer for candidate in node.circuits.held()] == [relay.peer]
+
+
 async def test_relay_that_stops_relaying_ends_what_it_lent() -> None:
     async with relay_node() as relay, hidden_node(relay) as target, hidden_node() as client:
         stream = await client.open_echo(target)

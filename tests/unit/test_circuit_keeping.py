@@ -147,6 +147,21 @@ def test_tries_of_a_dead_relay_become_rare() -> None:
     assert made.troubles == {PEERS[0]: "refused"}
 
 
+def test_relay_that_was_dead_for_long_is_asked_soon_after_it_comes_back() -> None:
+    made, now = keeping(candidate(0)), 0.0
+    for _ in range(MAX_FAILURES):
+        assert asked(made, now) == [PEERS[0]]
+        made.failed(PEERS[0], "no answer", now)
+        now = made.next_at(now)
+    assert now - GIVEN_UP_S > 0
+    back_at = now - GIVEN_UP_S + 100
+    assert asked(made, back_at) == []
+    made.came_back(PEERS[0], back_at)
+    assert asked(made, back_at) == []
+    assert asked(made, made.next_at(back_at)) == [PEERS[0]]
+    assert made.next_at(back_at) - back_at <= 2
+
+
 def test_relay_over_which_living_peers_do_not_get_through_is_replaced() -> None:
     made = keeping(*map(candidate, range(3)))
     liar, other = hold_all(made, 0)

@@ -84,6 +84,14 @@ class RelayLinks:
         self._host = host
         self._dialling: dict[PeerId, trio.Lock] = {}
 
+    def newest(self, relay: PeerId) -> Muxer | None:
+        """The newest live connection to `relay`."""
+        return direct_connection(self._host, relay)
+
+    async def wait_arrival(self) -> None:
+        """Wait for the next new connection, to whomever."""
+        await self._host.wait_arrival()
+
     async def open_stream(
         self, relay: PeerId, protocol: str, addresses: Sequence[str], *, from_listen_port: bool = False
     ) -> HostStream:

@@ -19,6 +19,7 @@ from shardp2p.host.circuit.exchange import RelayLinks, receive_answer
 from shardp2p.host.circuit.keeping import Ask, Keeping, renewal_s
 from shardp2p.host.circuit.messages import decode_hop, encode_hop
 from shardp2p.host.circuit.values import HOP, HopAnswer, Reserve, Status
+from shardp2p.host.muxer import Muxer
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 
@@ -47,6 +48,7 @@ class Keeper:
     async def run(self) -> None:
         """Keep places for as long as it runs; leaving gives them up."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_arrivals)
             while True:
                 self._decide(nursery)
                 if self._keeping.held != self._held:
@@ -56,6 +58,18 @@ class Keeper:
                 with trio.move_on_at(self._keeping.next_at(trio.current_time())):
                     await self._stirred.wait()
                 self._stirred = trio.Event()
+
+    async def _watch_arrivals(self) -> None:
+        """Have a relay that comes back after a long time asked at once, and not when its pause ends."""
+        seen: dict[PeerId, Muxer | None] = {}  # of relays that rest, so as bounded as these
+        while True:
+            await self._links.wait_arrival()
+            newest = {peer: self._links.newest(peer) for peer in self._keeping.troubles}
+            for peer, muxer in newest.items():
+                if muxer is not None and muxer is not seen.get(peer):
+                    self._keeping.came_back(peer, trio.current_time())
+                    self.stir()
+            seen = newest
 
     def _decide(self, nursery: trio.Nursery) -> None:
         for command in self._keeping.step(trio.current_time()):

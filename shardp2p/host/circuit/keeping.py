@@ -135,6 +135,10 @@ class Keeping:
             self._resting.forgive(peer)
         self._resting.failed(peer, reason, now)
 
+    def came_back(self, peer: PeerId, now: float) -> None:
+        """A relay that rests is connected anew."""
+        self._resting.hurry(peer, now)
+
     def broke(self, relay: PeerId, peer: PeerId, now: float) -> None:
         """A circuit to us from `peer` over `relay` ended against the will of both. Whose fault it was shows when the
         peer comes back: one that died does not.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardp2p.vocabulary import PeerId
@@ -54,6 +54,12 @@ class Resting:
         if len(self._rests) >= MAX_RESTING:
             del self._rests[next(iter(self._rests))]
         self._rests[peer] = _Rest(now + pause_s, failures, reason)
+
+    def hurry(self, peer: PeerId, now: float) -> None:
+        """`peer` has come back: try it soon, however long it was away. Another failure counts on."""
+        rest = self._rests.get(peer)
+        if rest is not None:
+            self._rests[peer] = replace(rest, until=min(rest.until, now + FIRST_PAUSE_S))
 
     def forgive(self, peer: PeerId) -> None:
         """`peer` worked."""
