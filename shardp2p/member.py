@@ -168,7 +168,11 @@ class Member:
                 nursery.start_soon(ask, peer)
         if not reasons:
             return "the peers that were named answer, and know of nobody else yet"
-        return "no peer of the swarm can be reached: " + "; ".join(sorted(reasons))
+        return (
+            f"no peer of the swarm can be reached: {'; '.join(sorted(reasons))}; a peer that the token names must run "
+            "and be dialable from here, which one behind a router is not: name one that is public with --peer "
+            "MULTIADDR (its `shardp2p status` shows its addresses), or get a token that names one"
+        )
 
     async def ask(self, peer: PeerId, addresses: Sequence[str] = ()) -> CoverageRecord:
         """What `peer` itself says of itself now. Raises: what dialling raises; RemoteProtocolError, IntegrityError."""
