@@ -43,7 +43,7 @@ MAX_SECONDS: Final = 1e9
 
 T = TypeVar("T")
 
-_DRAFTS: Final[dict[str, DraftKind]] = {"none": "none", "lookup": "lookup"}
+_DRAFTS: Final[dict[str, DraftKind]] = {"none": "none", "text": "text", "lookup": "lookup", "model": "model"}
 _REASONS: Final[dict[str, EndReason]] = {"stop": "stop", "length": "length"}
 
 

@@ -19,6 +19,10 @@ MAX_HIDDEN: Final = 2**20
 ITEM_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 SCALED_ITEM_BYTES: Final[dict[WireScheme, int]] = {"fp16": 2, "int8": 1}
 SCALE_BYTES: Final = 4
+OUTLIER_BYTES: Final = 8
+
+OUTLIER_SPACING: Final = 128
+"""Of so many elements one may stand apart: in real models a few are hundreds of times as large as the others."""
 
 _SCHEME_TO_WIRE: Final = {
     "raw": types_pb2.TensorFrame.RAW,
@@ -62,11 +66,11 @@ def read_scheme(number: int) -> WireScheme:
 
 def write_tensor(frame: TensorFrame) -> tuple[Buffer, ...]:
     """The protobuf bytes of a tensor in pieces to be joined, field by field as protobuf itself would write them."""
-    head = types_pb2.TensorFrame(
-        scheme=_SCHEME_TO_WIRE[frame.scheme], dtype=_DTYPE_TO_WIRE[frame.dtype], shape=frame.shape
-    ).SerializeToString()
-    scales = types_pb2.TensorFrame(scales=bytes(frame.scales)).SerializeToString()
-    return head, length_prefix(_DATA_FIELD, len(frame.data)), frame.data, scales
+    scheme = types_pb2.TensorFrame.INT8_OUTLIERS if frame.outliers else _SCHEME_TO_WIRE[frame.scheme]
+    head = types_pb2.TensorFrame(scheme=scheme, dtype=_DTYPE_TO_WIRE[frame.dtype], shape=frame.shape)
+    tail = types_pb2.TensorFrame(scales=bytes(frame.scales), outliers=bytes(frame.outliers))
+    prefix = length_prefix(_DATA_FIELD, len(frame.data))
+    return head.SerializeToString(), prefix, frame.data, tail.SerializeToString()
 
 
 def length_prefix(field: int, length: int) -> bytes:
@@ -89,10 +93,12 @@ def read_tensor(wire: types_pb2.TensorFrame, data: Buffer | None = None) -> Tens
         raise InvalidError(f"the tensor dtype {wire.dtype} is unknown")
     if len(wire.shape) != 2:
         raise InvalidError(f"a tensor has the shape [rows, hidden], not {len(wire.shape)} dimensions")
+    has_outliers = wire.scheme == types_pb2.TensorFrame.INT8_OUTLIERS
+    if has_outliers != bool(wire.outliers):
+        raise InvalidError(f"a tensor of the scheme {wire.scheme} with {len(wire.outliers)} bytes of outliers")
+    scheme = "int8" if has_outliers else read_scheme(wire.scheme)
     rows, hidden = wire.shape
-    return TensorFrame(
-        read_scheme(wire.scheme), dtype, (rows, hidden), wire.data if data is None else data, wire.scales
-    )
+    return TensorFrame(scheme, dtype, (rows, hidden), wire.data if data is None else data, wire.scales, wire.outliers)
 
 
 def check_tensor(frame: TensorFrame) -> None:
@@ -107,6 +113,18 @@ def check_tensor(frame: TensorFrame) -> None:
             f"a {frame.scheme} tensor [{rows}, {hidden}] of {frame.dtype} has {data_bytes} bytes and {scales_bytes} "
             f"of scales, not {len(frame.data)} and {len(frame.scales)}"
         )
+    if frame.outliers:
+        outliers_bytes = outliers_of(hidden) * rows * OUTLIER_BYTES if frame.scheme == "int8" else 0
+        if len(frame.outliers) != outliers_bytes:
+            raise InvalidError(
+                f"a {frame.scheme} tensor [{rows}, {hidden}] has {outliers_bytes} bytes of outliers at most, not "
+                f"{len(frame.outliers)}"
+            )
+
+
+def outliers_of(hidden: int) -> int:
+    """How many elements of a row of `hidden` stand apart."""
+    return hidden // OUTLIER_SPACING
 
 
 class Span(NamedTuple):

@@ -7,8 +7,10 @@ from typing import Literal
 
 from shardp2p.vocabulary import DType, LayerRange, ModelId, PeerId, SamplingParams, Token, WireScheme
 
-DraftKind = Literal["none", "lookup"]
-"""Who proposes at the driver: nobody, or what followed earlier in the text."""
+DraftKind = Literal["none", "text", "lookup", "model"]
+"""Who proposes at the driver: nobody; what followed earlier in the text alone; that, and what the driver answered this
+asker before, which will then include this answer; a draft model and the text, where the driver has such a model.
+"""
 
 EndReason = Literal["stop", "length"]
 

@@ -1,14 +1,14 @@
 """Hidden states [T, H] as bytes and back. The only module outside runtime/ that knows torch.
 
-Scheme `raw` is bit-exact. The others compute on the device and have one scale per row (token), so that neither the
-model nor an outlier sets the precision of other rows. With m = max|row|, what was sent as x comes out as y with
+Scheme `raw` is bit-exact. The others compute on the device and have one scale per row (token). With m = max|row|, what
+was sent as x comes out as y with
 
     fp16   |x - y| <= |x| / 2048 * (1 + 1e-6) + m * 2^-39 + 1e-30    the scale a power of two that makes m fit
     int8   |x - y| <= m / 254 * (1 + 1e-6) + 1e-30                   the scale m / 127
 
-to which a 16-bit dtype adds its own rounding of y. Nothing overflows: a row is scaled, not cut off. A row with NaN,
-infinity or a magnitude above 1e38 is sent with the scale NaN and comes out as a row of NaN: a fault stays visible and
-stays in its row.
+where for int8 the outliers do not count: as many elements of the row as outliers_of says, the largest ones, go as they
+are. A 16-bit dtype adds its own rounding of y. Nothing overflows: a row is scaled, not cut off. A row with NaN or
+infinity, or with a magnitude above 1e38, comes out as a row of NaN: a fault stays visible and stays in its row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
 from shardp2p.vocabulary import DType, WireScheme
 from shardp2p.wire.codec_parts import InvalidError
-from shardp2p.wire.codec_tensor import check_tensor
+from shardp2p.wire.codec_tensor import check_tensor, outliers_of
 from shardp2p.wire.tensor_frame import Buffer, TensorFrame
 
 if sys.byteorder != "little":
@@ -58,9 +58,13 @@ def encode_tensor(hidden: torch.Tensor, scheme: WireScheme = "raw", dtype: torch
     hidden = hidden.detach()
     if scheme == "raw":
         frame = TensorFrame(scheme, name, (rows, width), _bytes_of(hidden.to("cpu", dtype)))
+    elif scheme == "fp16":
+        halves, scales = _to_half(hidden.to(torch.float32))
+        frame = TensorFrame(scheme, name, (rows, width), _bytes_of(halves.cpu()), _bytes_of(scales.cpu()))
     else:
-        reduced, scales = (_to_half if scheme == "fp16" else _quantise)(hidden.to(torch.float32))
-        frame = TensorFrame(scheme, name, (rows, width), _bytes_of(reduced.cpu()), _bytes_of(scales.cpu()))
+        sent = (_bytes_of(part.cpu()) for part in _quantise(hidden.to(torch.float32)))
+        data, small, columns, values = sent
+        frame = TensorFrame(scheme, name, (rows, width), data, small, bytes(columns) + bytes(values))
     try:
         check_tensor(frame)
     except InvalidError as error:
@@ -86,14 +90,35 @@ def decode_tensor(
     sent_dtype = torch.float16 if frame.scheme == "fp16" else torch.int8
     reduced = _tensor_of(frame.data, sent_dtype).view(frame.shape).to(device)
     scales = _tensor_of(frame.scales, torch.float32).to(device)
-    return (reduced.to(torch.float32) * scales.unsqueeze(1)).to(wire_dtype).to(dtype or wire_dtype)
+    hidden = reduced.to(torch.float32) * scales.unsqueeze(1)
+    if frame.outliers:
+        columns, values = _read_outliers(frame)
+        hidden.scatter_(1, columns.to(device), values.to(device))
+    return hidden.to(wire_dtype).to(dtype or wire_dtype)
 
 
-def _quantise(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [T, H] and float32 scales [T] of float32 hidden [T, H]."""
-    largest = torch.linalg.vector_norm(hidden, ord=torch.inf, dim=1)
-    scaled, scales = _scale(hidden, largest, largest / 127)
-    return scaled.round_().to(torch.int8), scales
+def _read_outliers(frame: TensorFrame) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns, int64, and values [T, n], of a frame that is sound. Raises: RemoteProtocolError."""
+    half = len(frame.outliers) // 2
+    columns = _tensor_of(frame.outliers[:half], torch.int32).view(frame.shape[0], -1).long()
+    if not 0 <= int(columns.min()) <= int(columns.max()) < frame.shape[1]:
+        raise RemoteProtocolError(f"an outlier lies outside of {frame.shape[1]} columns")
+    return columns, _tensor_of(frame.outliers[half:], torch.float32).view(columns.shape)
+
+
+def _quantise(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int8 [T, H], float32 scales [T], and the outliers' columns, int32, and values [T, n] of float32 hidden [T, H]."""
+    columns = torch.topk(hidden.abs(), outliers_of(hidden.shape[1]), dim=1, sorted=False).indices
+    values = hidden.gather(1, columns)
+    rest = hidden.scatter(1, columns, 0.0)
+    largest = torch.linalg.vector_norm(rest, ord=torch.inf, dim=1)
+    if values.shape[1]:
+        # With a fault among its outliers, all of the row is one.
+        is_sound = torch.linalg.vector_norm(values, ord=torch.inf, dim=1) <= _LARGEST
+        largest = torch.where(is_sound, largest, torch.nan)
+        values = torch.where(is_sound.unsqueeze(1), values, torch.nan)
+    scaled, scales = _scale(rest, largest, largest / 127)
+    return scaled.round_().to(torch.int8), scales, columns.to(torch.int32), values
 
 
 def _to_half(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,8 +14,9 @@ Buffer = bytes | bytearray | memoryview
 class TensorFrame:
     """An encoded tensor [rows, hidden].
 
-    `scales` holds one little-endian float32 per row for fp16 and int8, and is empty for raw. `data` that can be written
-    to belongs to the frame alone, so that whoever decodes it may keep it.
+    `scales` holds one little-endian float32 per row for fp16 and int8, and is empty for raw. `outliers` holds for int8,
+    if anything, the columns (int32 [rows, n]) and values (float32 [rows, n]) of elements that stand apart. `data` that
+    can be written to belongs to the frame alone, so that whoever decodes it may keep it.
     """
 
     scheme: WireScheme
@@ -23,3 +24,4 @@ class TensorFrame:
     shape: tuple[int, int]
     data: Buffer
     scales: Buffer = b""
+    outliers: Buffer = b""

@@ -88,11 +88,14 @@ def activations(draw: st.DrawFn) -> Activations:
     skipped = tuple(row for row in range(len(parents)) if draw(st.booleans()))
     hidden = None
     if computed := len(parents) - len(skipped):
-        scheme, dtype, width = draw(SCHEMES), draw(DTYPES), draw(st.integers(1, 5))
+        scheme, dtype, width = draw(SCHEMES), draw(DTYPES), draw(st.sampled_from([1, 2, 5, 128, 260]))
         item = {"fp16": 2, "int8": 1}.get(scheme) or (4 if dtype == "float32" else 2)
         data = draw(st.binary(min_size=computed * width * item, max_size=computed * width * item))
         scales = b"" if scheme == "raw" else draw(st.binary(min_size=4 * computed, max_size=4 * computed))
-        hidden = TensorFrame(scheme, dtype, (computed, width), data, scales)
+        outliers = b""
+        if scheme == "int8" and width >= 128 and draw(st.booleans()):
+            outliers = draw(st.binary(min_size=8, max_size=8)) * (computed * (width // 128))
+        hidden = TensorFrame(scheme, dtype, (computed, width), data, scales, outliers)
     return Activations(ref, parents, root, quiet, skipped, hidden, draw(UINT64))
 
 

@@ -116,6 +116,41 @@ def test_a_reduced_tensor_has_zero_and_tiny_rows_as_zero(scheme: WireScheme) -> 
     assert torch.equal(decode_tensor(encode_tensor(hidden, scheme)), torch.where(hidden == 1.0, 1.0, 0.0))
 
 
+def with_outliers(rows: int = 6, width: int = 600) -> torch.Tensor:
+    """Rows in which a few elements are hundreds of times as large as the others."""
+    hidden = random_hidden(rows, width, seed=5)
+    hidden[:, [7, 300, 599]] *= torch.tensor([900.0, -400.0, 100.0])
+    return hidden
+
+
+def test_int8_sends_outliers_as_they_are_and_the_others_by_their_own_magnitude() -> None:
+    hidden = with_outliers()
+    frame = encode_tensor(hidden, "int8")
+    decoded = decode_tensor(frame)
+    apart = hidden.abs().topk(600 // 128, dim=1).indices
+    assert torch.equal(decoded.gather(1, apart), hidden.gather(1, apart))
+    bound = int8_bound(hidden.scatter(1, apart, 0.0))
+    assert bool(((hidden.double() - decoded.double()).abs() <= bound).all())
+    assert len(frame.data) + len(frame.scales) + len(frame.outliers) < 1.07 * hidden.numel()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 2e38])
+def test_a_fault_among_outliers_makes_all_of_its_row_a_fault(bad: float) -> None:
+    hidden = with_outliers(3)
+    hidden[1, 7] = bad
+    decoded = decode_tensor(encode_tensor(hidden, "int8"))
+    assert bool(decoded[1].isnan().all())
+    assert bool(decoded[[0, 2]].isfinite().all())
+
+
+@pytest.mark.parametrize("column", [-1, 600, 2**31 - 1])
+def test_an_outlier_outside_the_row_is_the_peers_fault(column: int) -> None:
+    frame = encode_tensor(with_outliers(), "int8")
+    outliers = column.to_bytes(4, "little", signed=True) + bytes(frame.outliers[4:])
+    with pytest.raises(RemoteProtocolError, match="outside of 600 columns"):
+        decode_tensor(dataclasses.replace(frame, outliers=outliers))
+
+
 def test_fp16_sends_what_no_half_can_hold_without_cutting_it_off() -> None:
     hidden = torch.tensor([[65504.0, 1.0], [65505.0, 1.0], [1e38, -1e38], [65535.99, 0.1], [3e-8, 1e-8]])
     decoded = decode_tensor(encode_tensor(hidden, "fp16"))
@@ -141,6 +176,7 @@ def test_fp16_is_exact_for_16_bit_numbers_of_like_magnitude() -> None:
         {"shape": (-2, -4)},
         {"data": b""},
         {"scales": b"\0\0\0\0"},
+        {"outliers": bytes(16)},
         {"scheme": "int8"},
         {"dtype": "float16"},
     ],

@@ -105,6 +105,13 @@ RAW = Activations(
 INT8 = dataclasses.replace(
     RAW, hidden=TensorFrame("int8", "bfloat16", (2, 2), bytes.fromhex("7f81ff00"), bytes.fromhex("0000803f0000003f"))
 )
+INT8_OUTLIERS = dataclasses.replace(
+    RAW,
+    hidden=TensorFrame(
+        "int8", "float32", (2, 128), bytes(range(256)), bytes.fromhex("0000003f0000403f"),
+        bytes.fromhex("050000007f000000" + "00c0c2460000c0c7"),
+    ),
+)  # fmt: skip
 FP16 = dataclasses.replace(
     RAW,
     hidden=TensorFrame("fp16", "float32", (2, 2), bytes.fromhex("ff7b00c000380080"), bytes.fromhex("000000400000803f")),
@@ -185,6 +192,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "chunk_tree": TREE,
         "activations_raw": RAW,
         "activations_int8": INT8,
+        "activations_int8_outliers": INT8_OUTLIERS,
         "activations_fp16": FP16,
         "activations_all_skipped": ALL_SKIPPED,
         "verdict": VERDICT,
@@ -301,6 +309,17 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "activations_shape_of_one_dimension": (ring_pb2.Activations, RAW, lambda m: m.hidden.shape.pop()),
         "activations_scales_of_raw": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "scales", bytes(8))),
         "activations_scale_missing": (ring_pb2.Activations, INT8, lambda m: setattr(m.hidden, "scales", bytes(4))),
+        "activations_outliers_short": (
+            ring_pb2.Activations,
+            INT8_OUTLIERS,
+            lambda m: setattr(m.hidden, "outliers", bytes(8)),
+        ),
+        "activations_outliers_missing": (
+            ring_pb2.Activations,
+            INT8_OUTLIERS,
+            lambda m: m.hidden.ClearField("outliers"),
+        ),
+        "activations_outliers_of_int8": (ring_pb2.Activations, INT8_OUTLIERS, lambda m: setattr(m.hidden, "scheme", 2)),
         "activations_fp16_short_data": (ring_pb2.Activations, FP16, lambda m: setattr(m.hidden, "data", bytes(4))),
         "activations_fp16_without_scales": (ring_pb2.Activations, FP16, lambda m: m.hidden.ClearField("scales")),
         "activations_unknown_dtype": (ring_pb2.Activations, RAW, lambda m: setattr(m.hidden, "dtype", 0)),

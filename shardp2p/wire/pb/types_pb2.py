@@ -28,7 +28,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shardp2p/v1/types.proto\x12\x0bshardp2p.v1\"1\n\x0bPeerAddress\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\")\n\nLayerRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\r\"K\n\x08\x43hunkRef\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\"\xa1\x02\n\x0bTensorFrame\x12/\n\x06scheme\x18\x01 \x01(\x0e\x32\x1f.shardp2p.v1.TensorFrame.Scheme\x12-\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1e.shardp2p.v1.TensorFrame.DType\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06scales\x18\x05 \x01(\x0c\"=\n\x06Scheme\x12\x16\n\x12SCHEME_UNSPECIFIED\x10\x00\x12\x07\n\x03RAW\x10\x01\x12\x08\n\x04INT8\x10\x02\x12\x08\n\x04\x46P16\x10\x03\"F\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0b\n\x07\x46LOAT16\x10\x02\x12\x0c\n\x08\x42\x46LOAT16\x10\x03\"\xdd\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12*\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x16.shardp2p.v1.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x04\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shardp2p/v1/types.proto\x12\x0bshardp2p.v1\"1\n\x0bPeerAddress\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x11\n\taddresses\x18\x02 \x03(\t\")\n\nLayerRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\r\"K\n\x08\x43hunkRef\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x12\n\nfirst_slot\x18\x04 \x01(\r\"\xc6\x02\n\x0bTensorFrame\x12/\n\x06scheme\x18\x01 \x01(\x0e\x32\x1f.shardp2p.v1.TensorFrame.Scheme\x12-\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1e.shardp2p.v1.TensorFrame.DType\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06scales\x18\x05 \x01(\x0c\x12\x10\n\x08outliers\x18\x06 \x01(\x0c\"P\n\x06Scheme\x12\x16\n\x12SCHEME_UNSPECIFIED\x10\x00\x12\x07\n\x03RAW\x10\x01\x12\x08\n\x04INT8\x10\x02\x12\x11\n\rINT8_OUTLIERS\x10\x04\x12\x08\n\x04\x46P16\x10\x03\"F\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0b\n\x07\x46LOAT16\x10\x02\x12\x0c\n\x08\x42\x46LOAT16\x10\x03\"\xdd\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12*\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x16.shardp2p.v1.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x04\"(\n\tLogitBias\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,13 +42,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHUNKREF']._serialized_start=134
   _globals['_CHUNKREF']._serialized_end=209
   _globals['_TENSORFRAME']._serialized_start=212
-  _globals['_TENSORFRAME']._serialized_end=501
-  _globals['_TENSORFRAME_SCHEME']._serialized_start=368
-  _globals['_TENSORFRAME_SCHEME']._serialized_end=429
-  _globals['_TENSORFRAME_DTYPE']._serialized_start=431
-  _globals['_TENSORFRAME_DTYPE']._serialized_end=501
-  _globals['_SAMPLINGPARAMS']._serialized_start=504
-  _globals['_SAMPLINGPARAMS']._serialized_end=725
-  _globals['_LOGITBIAS']._serialized_start=727
-  _globals['_LOGITBIAS']._serialized_end=767
+  _globals['_TENSORFRAME']._serialized_end=538
+  _globals['_TENSORFRAME_SCHEME']._serialized_start=386
+  _globals['_TENSORFRAME_SCHEME']._serialized_end=466
+  _globals['_TENSORFRAME_DTYPE']._serialized_start=468
+  _globals['_TENSORFRAME_DTYPE']._serialized_end=538
+  _globals['_SAMPLINGPARAMS']._serialized_start=541
+  _globals['_SAMPLINGPARAMS']._serialized_end=762
+  _globals['_LOGITBIAS']._serialized_start=764
+  _globals['_LOGITBIAS']._serialized_end=804
 # @@protoc_insertion_point(module_scope)

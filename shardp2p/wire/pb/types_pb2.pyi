@@ -40,16 +40,18 @@ class ChunkRef(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., first_slot: _Optional[int] = ...) -> None: ...
 
 class TensorFrame(_message.Message):
-    __slots__ = ("scheme", "dtype", "shape", "data", "scales")
+    __slots__ = ("scheme", "dtype", "shape", "data", "scales", "outliers")
     class Scheme(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SCHEME_UNSPECIFIED: _ClassVar[TensorFrame.Scheme]
         RAW: _ClassVar[TensorFrame.Scheme]
         INT8: _ClassVar[TensorFrame.Scheme]
+        INT8_OUTLIERS: _ClassVar[TensorFrame.Scheme]
         FP16: _ClassVar[TensorFrame.Scheme]
     SCHEME_UNSPECIFIED: TensorFrame.Scheme
     RAW: TensorFrame.Scheme
     INT8: TensorFrame.Scheme
+    INT8_OUTLIERS: TensorFrame.Scheme
     FP16: TensorFrame.Scheme
     class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
@@ -66,12 +68,14 @@ class TensorFrame(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SCALES_FIELD_NUMBER: _ClassVar[int]
+    OUTLIERS_FIELD_NUMBER: _ClassVar[int]
     scheme: TensorFrame.Scheme
     dtype: TensorFrame.DType
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
     scales: bytes
-    def __init__(self, scheme: _Optional[_Union[TensorFrame.Scheme, str]] = ..., dtype: _Optional[_Union[TensorFrame.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., scales: _Optional[bytes] = ...) -> None: ...
+    outliers: bytes
+    def __init__(self, scheme: _Optional[_Union[TensorFrame.Scheme, str]] = ..., dtype: _Optional[_Union[TensorFrame.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., scales: _Optional[bytes] = ..., outliers: _Optional[bytes] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed")
