@@ -28,7 +28,8 @@ from shardp2p.host.circuit.service import open_circuits
 from shardp2p.host.host import Host, open_host
 from shardp2p.host.stream import HostStream
 from shardp2p.identity.keys import Identity
-from shardp2p.runtime.draft import make_proposer
+from shardp2p.runtime.answer_memory import AnswerMemory
+from shardp2p.runtime.proposing import DraftWish, Proposers
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import Member
 from shardp2p.stage.holding import CacheBudget, HeldBlock, Holding
@@ -40,7 +41,7 @@ from shardp2p.vocabulary import ModelId, PeerId
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.credit import CreditReceiver
 from shardp2p.wire.dialling_back import AskDialBack
-from shardp2p.wire.driving import DraftKind
+from shardp2p.wire.driving import DraftKind, Generate
 from shardp2p.wire.messages import AskRecord, Describe, Hello, MemberInfo, Message, OwnRecord, Ping
 from shardp2p.wire.protocols import CONTROL, GENERATE, RING, SWARM
 from shardp2p.wire.seen import AskSeen, Seen
@@ -84,7 +85,9 @@ class Node:
         self._dial_backs = DialBackAnswers(host)
         host.serve(SWARM, self._serve_swarm)
         host.serve(RING, self._serve_ring)
-        self._driving = GenerateService(self.ring_edges, self._verdicts, make_proposer)
+        self.proposers = Proposers(AnswerMemory())
+        """Who drafts for what we drive."""
+        self._driving = GenerateService(self.ring_edges, self._verdicts, self._proposer_for_client)
         self.sealed_record: Callable[[], bytes] = bytes
         """Our newest coverage record; empty outside a swarm."""
 
@@ -226,11 +229,19 @@ class Node:
         here, a `proposer` of one's own may.
         """
         if driver == "local" or plan.stages[0].peer_id == self.peer_id:
-            own = proposer or make_proposer(draft)
+            own = proposer or self._propose(draft, plan, request)
             return open_generation(self.ring_edges, self._verdicts, plan, request, proposer=own, limits=limits)
         if proposer is not None:
             raise LocalProtocolError("a proposer of one's own proposes only where the generation is driven here")
         return open_remote_generation(self._host, plan, request, draft=draft, limits=limits)
+
+    def _propose(self, draft: DraftKind, plan: Plan, request: GenerationRequest) -> Proposer | None:
+        wish = DraftWish(draft, plan.model_digest, self.peer_id, request.sampling, request.vocab_size)
+        return self.proposers.make(wish)
+
+    def _proposer_for_client(self, message: Generate, client: PeerId) -> Proposer | None:
+        wish = DraftWish(message.draft, message.model_digest, client, message.sampling, message.vocab_size)
+        return self.proposers.make(wish)
 
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> MemberInfo:
         try:

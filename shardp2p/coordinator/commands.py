@@ -28,6 +28,10 @@ class Proposer(Protocol):
         """For each of `paths` below `text` a few continuations, each at most `depth_tokens` long, the best first."""
         ...
 
+    def finish(self, text: Sequence[Token]) -> None:
+        """The answer is complete, and `text` all of it, prompt included. Nothing is asked afterwards."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

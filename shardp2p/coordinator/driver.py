@@ -168,6 +168,8 @@ class _Driver:
                 raise self._silence()
             self.result.total_s = trio.current_time() - started
             self.result.finish = finish
+            if self._proposer is not None and finish.reason != "cancelled":
+                self._proposer.finish(self._generation.text)
             self._tokens_send.close()
             await self._close_stages(sender, outboxes, closed)
             nursery.cancel_scope.cancel()

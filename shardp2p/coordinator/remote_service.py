@@ -28,7 +28,7 @@ from shardp2p.scheduler.plan import Plan
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec_generate import MAX_LAPS
-from shardp2p.wire.driving import Batch, DraftKind, Finished, Generate, LapTime
+from shardp2p.wire.driving import Batch, Finished, Generate, LapTime
 from shardp2p.wire.messages import Failure, Message
 from shardp2p.wire.protocols import GENERATE
 from shardp2p.wire.stream import Network, Stream
@@ -55,10 +55,10 @@ FAREWELL_S: Final = 2.0
 
 
 class GenerateService:
-    """The driver's side. `make_proposer` makes a fresh proposer of a kind, or None for none."""
+    """The driver's side. `make_proposer` makes a fresh proposer for a client's request, or None."""
 
     def __init__(
-        self, network: Network, verdicts: VerdictInbox, make_proposer: Callable[[DraftKind], Proposer | None]
+        self, network: Network, verdicts: VerdictInbox, make_proposer: Callable[[Generate, PeerId], Proposer | None]
     ) -> None:
         self._network = network
         self._verdicts = verdicts
@@ -80,7 +80,7 @@ class GenerateService:
                 self._admit(channel.peer, plan)
                 self._driven[channel.peer] += 1
                 try:
-                    await self._drive(channel, plan, request, limits, self._proposer_for(message))
+                    await self._drive(channel, plan, request, limits, self._proposer_for(message, channel.peer))
                 finally:
                     self._driven[channel.peer] -= 1
                     self._driven += Counter()  # forgets clients at zero
@@ -103,8 +103,8 @@ class GenerateService:
                 "again in some seconds, or drive the request locally"
             )
 
-    def _proposer_for(self, message: Generate) -> Proposer | None:
-        return self._make_proposer("none" if len(message.prompt_tokens) > MAX_LOOKUP_TOKENS else message.draft)
+    def _proposer_for(self, message: Generate, client: PeerId) -> Proposer | None:
+        return None if len(message.prompt_tokens) > MAX_LOOKUP_TOKENS else self._make_proposer(message, client)
 
     async def _drive(
         self,

@@ -6,7 +6,6 @@ Nothing is written to disk, and nothing leaves the process.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +39,6 @@ class Shelf:
     def __init__(self, most_tokens: int = SHELF_TOKENS) -> None:
         self._half = most_tokens // 2
         self._newer, self._older = NgramIndex(), NgramIndex()
-        self._lock = threading.Lock()  # a proposer that takes its time looks here from a thread of its own
 
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
@@ -51,16 +49,14 @@ class Shelf:
         kept = kept[max(0, len(kept) + 1 - self._half) :]
         if not answer_tokens or not kept:
             return
-        with self._lock:
-            if len(self._newer) + len(kept) + 1 > self._half:
-                self._newer, self._older = NgramIndex(), self._newer
-            self._newer.extend(kept)
-            self._newer.extend((BREAK,))
+        if len(self._newer) + len(kept) + 1 > self._half:
+            self._newer, self._older = NgramIndex(), self._newer
+        self._newer.extend(kept)
+        self._newer.extend((BREAK,))
 
     def followers(self, tail: Sequence[Token]) -> list[Followers]:
         """What followed the end of `tail` in answers before, as NgramIndex says it; newer ones first."""
-        with self._lock:
-            return self._newer.followers(tail) + self._older.followers(tail)
+        return self._newer.followers(tail) + self._older.followers(tail)
 
 
 class AnswerMemory:

@@ -42,6 +42,8 @@ class Source(Protocol):
         self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
     ) -> Sequence[Sequence[Branch]]: ...
 
+    def finish(self, text: Sequence[Token]) -> None: ...
+
 
 @dataclass(slots=True)
 class Record:
@@ -107,6 +109,11 @@ class Blend:
             self._pending.append(_Pending(len(text), tuple(path), stated))
             merged.append(self._merge(by_source))
         return tuple(merged)
+
+    def finish(self, text: Sequence[Token]) -> None:
+        """Tell every source that the answer is complete."""
+        for source in self._sources:
+            source.finish(text)
 
     def _judge(self, text: Sequence[Token]) -> None:
         """Learn from the statements whose outcome the text shows; those about another text are void."""

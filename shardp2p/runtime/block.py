@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -191,6 +191,31 @@ class Block:
         if len(hidden) == 1:
             return [self.logits(hidden[0])]
         return list(torch.split(self.logits(torch.cat(list(hidden))), [len(rows) for rows in hidden]))
+
+    @property
+    def row_shapes(self) -> tuple[LayerShape, ...]:
+        """What one row takes in each layer of the block."""
+        return tuple(self._shapes)
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """The kinds of attention, and how many positions each looks back; 0: all of them."""
+        return {kind: self._window_tokens if kind == SLIDING_ATTENTION else 0 for kind in set(self._attention)}
+
+    def run_rows(self, inputs: Tensor, positions: Tensor, allowed: Mapping[str, Tensor], rows: Any) -> Tensor:
+        """Runs inputs [T] or [T, H] at positions [1, T] over rows of another's keeping; hidden [T, H].
+
+        `allowed` [T, R] says per kind of attention which of its R rows each may see. Nothing here depends on values,
+        so that a graph of it can be captured; `rows` is to the layers what LayerTensors is.
+        """
+        masks: dict[str, Tensor] = {kind: one[None, None] for kind, one in allowed.items()}
+        if self._is_eager:
+            ruled_out = torch.finfo(self.dtype).min
+            masks = {
+                kind: torch.zeros_like(one, dtype=self.dtype).masked_fill(~one, ruled_out)
+                for kind, one in masks.items()
+            }
+        return self._run(inputs, positions, masks if self._mixes else next(iter(masks.values())), rows)
 
     def warm_up(self, tokens: int = TRIAL_ROWS) -> None:
         """Runs a forward of `tokens` rows and of one row, so that memory taken on first use is taken now."""

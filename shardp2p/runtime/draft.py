@@ -13,7 +13,6 @@ from shardp2p.runtime.answer_memory import Shelf
 from shardp2p.runtime.ngram_index import BREAK, LONGEST_MATCH, Followers, NgramIndex
 from shardp2p.runtime.successors import Successor, Successors
 from shardp2p.vocabulary import Branch, Token
-from shardp2p.wire.driving import DraftKind
 
 LEAST_PROBABILITY: Final = 0.02
 """Below this a branch hardly ever becomes worth a row before it is dead."""
@@ -34,10 +33,8 @@ class NoDraft:
     ) -> tuple[tuple[Branch, ...], ...]:
         return ((),) * len(paths)
 
-
-def make_proposer(kind: DraftKind) -> PromptLookup | None:
-    """A fresh proposer of that kind; None where nobody is to propose."""
-    return PromptLookup() if kind == "lookup" else None
+    def finish(self, text: Sequence[Token]) -> None:
+        pass
 
 
 class PromptLookup:
@@ -76,6 +73,11 @@ class PromptLookup:
         """
         self._follow(text)
         return tuple(self._continue(path, depth_tokens) for path in paths)
+
+    def finish(self, text: Sequence[Token]) -> None:
+        """Keep the answer on the shelf, where there is one."""
+        if self._shelf is not None and self._prompt_length:
+            self._shelf.remember(text[: self._prompt_length], text[self._prompt_length :])
 
     def _follow(self, text: Sequence[Token]) -> None:
         known = len(self._index)

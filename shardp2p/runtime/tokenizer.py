@@ -40,6 +40,17 @@ class Tokenizer:
         """Whether the model says how a conversation is written."""
         return isinstance(self._template, str)
 
+    @property
+    def vocabulary(self) -> dict[str, Token]:
+        """Every token's id, those that were added included."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    @property
+    def special_tokens(self) -> dict[Token, str]:
+        """The tokens that no text is made of, and what each is written as."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token: str(one.content) for token, one in added.items() if one.special}
+
     def encode(self, text: str) -> tuple[Token, ...]:
         """The ids of plain text, with what the tokenizer itself adds around it."""
         return tuple(self._tokenizer.encode(text).ids)

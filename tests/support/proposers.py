@@ -28,6 +28,9 @@ class RandomWrong:
     ) -> tuple[tuple[Branch, ...], ...]:
         return tuple(self.continuations([*text, *path], depth_tokens) for path in paths)
 
+    def finish(self, text: Sequence[Token]) -> None:
+        pass
+
     def continuations(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         if depth_tokens < 1:
             return ()
@@ -57,6 +60,9 @@ class OracleMix:
         self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
     ) -> tuple[tuple[Branch, ...], ...]:
         return tuple(self.continuations([*text, *path], depth_tokens) for path in paths)
+
+    def finish(self, text: Sequence[Token]) -> None:
+        pass
 
     def continuations(self, text: Sequence[Token], depth_tokens: int) -> tuple[Branch, ...]:
         random = _random_of(self._seed, text)

@@ -184,6 +184,14 @@ def test_an_answer_before_is_proposed_again_after_the_same_question() -> None:
     assert continuations(PromptLookup(), [9, 1, 2, 3], 3) == ()
 
 
+def test_a_finished_answer_helps_the_next_one_to_the_same_question() -> None:
+    shelf, question, answer = Shelf(), [1, 2, 3], [10, 11, 12]
+    lookup = PromptLookup(shelf)
+    assert continuations(lookup, question, 2) == ()
+    lookup.finish([*question, *answer])
+    assert continuations(PromptLookup(shelf), question, 2)[0].tokens == (10, 11)
+
+
 def test_the_text_itself_is_preferred_and_both_are_merged() -> None:
     shelf = Shelf()
     shelf.remember([1, 2, 3], [10, 11])

@@ -13,16 +13,20 @@ from shardp2p.vocabulary import Branch, Token
 
 
 class Says:
-    """Says the same of everything; `asked` counts its calls."""
+    """Says the same of everything; notes what it finished with."""
 
     def __init__(self, *branches: Branch, is_instant: bool = True) -> None:
         self.branches = branches
         self.is_instant = is_instant
+        self.finished: list[Token] = []
 
     def propose(
         self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
     ) -> Sequence[Sequence[Branch]]:
         return [self.branches for _ in paths]
+
+    def finish(self, text: Sequence[Token]) -> None:
+        self.finished = list(text)
 
 
 def say(probabilities: dict[int, float]) -> Says:
@@ -84,6 +88,12 @@ def test_statements_about_paths_are_judged_when_the_text_has_come_that_far() -> 
         blend.propose([7, 5, 1, 9], [()], 1)
     # After 7 came 5, after 5 came 1, after 1 came 9; of what follows 6 nothing was learnt.
     assert probabilities(blend, [7])[1] == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_every_source_hears_of_the_end() -> None:
+    sources = [say({1: 0.5}), say({2: 0.5})]
+    Blend(sources).finish([7, 8])
+    assert [source.finished for source in sources] == [[7, 8], [7, 8]]
 
 
 def test_what_waits_for_its_outcome_is_bounded() -> None:
