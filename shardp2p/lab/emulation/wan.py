@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Final
 
 from shardp2p.coordinator.request import GenerationRequest
-from shardp2p.lab.emulation.arms import Arm, arms
+from shardp2p.lab.emulation.arms import arms
 from shardp2p.lab.emulation.comparison import bound_tok_s, prompt
 from shardp2p.lab.emulation.draft import EmulatedDraft
 from shardp2p.lab.emulation.language import Language
@@ -20,8 +20,6 @@ from shardp2p.lab.emulation.profile import Profile
 from shardp2p.lab.emulation.ring import emulated_ring
 from shardp2p.lab.emulation.simulation import simulate
 from shardp2p.lab.ring_run import run_ring
-from shardp2p.node import Node
-from shardp2p.scheduler.plan import Plan
 from shardp2p.vocabulary import Token
 from shardp2p.weights.source import Progress, no_progress
 
@@ -31,22 +29,23 @@ PLAIN_SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One answer of one arm. `simulated_tok_s` is what the simulation says of the same text."""
+    """One answer of one arm, to the text of a round."""
 
+    number: int
+    tokens: tuple[Token, ...]
     tok_s: float
-    accepted_per_lap: float
     lap_s: float
-    is_exact: bool
-    simulated_tok_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WanResult:
-    """Every arm's answers, round by round, and the best rate that the simulation finds for the same texts."""
+    """Every arm's answers, what the simulation says of the same texts, and the best rate that it finds for them."""
 
     profile: str
     accept: float
     rounds: dict[str, list[Measured]]
+    is_exact: dict[str, bool]
+    simulated_tok_s: dict[str, float]
     bound_tok_s: float
 
     def report(self) -> dict[str, Any]:
@@ -58,9 +57,9 @@ class WanResult:
                 "tok_s": round(median(rates), 2),
                 "tok_s_min": round(min(rates), 2),
                 "tok_s_max": round(max(rates), 2),
-                "accepted_per_lap": round(median(one.accepted_per_lap for one in measured), 2),
-                "exact": all(one.is_exact for one in measured),
-                "simulated_tok_s": round(median(one.simulated_tok_s for one in measured), 2),
+                "accepted_per_lap": round(median(one.tok_s * one.lap_s for one in measured), 2),
+                "exact": self.is_exact[name],
+                "simulated_tok_s": round(self.simulated_tok_s[name], 2),
             }
         laps = self.rounds.get("plain") or next(iter(self.rounds.values()))
         return {
@@ -86,25 +85,30 @@ async def measure_wan(
     """`rounds` answers of `tokens` tokens by each of the arms, in turn; each round has a text of its own."""
     language, chosen = Language(accept, seed), arms(accept)
     measured: dict[str, list[Measured]] = {name: [] for name in names}
-    bounds = []
     async with emulated_ring(profile, accept, seed) as (node, plan):
         for number in range(rounds):
-            text = prompt(seed, number)
             order = [*names[number % len(names) :], *names[: number % len(names)]]
             for name in order:
                 progress(f"round {number + 1}: {name}", number * len(names), rounds * len(names))
-                length = tokens // PLAIN_SHARE if name == "plain" else tokens
-                measured[name].append(await _measure(node, plan, profile, language, chosen[name], text, length))
-            bounds.append(bound_tok_s(profile, language, text, tokens))
-    return WanResult(profile.name, accept, measured, median(bounds))
+                arm, request = chosen[name], GenerationRequest(prompt(seed, number), _length(name, tokens))
+                draft = EmulatedDraft(language, profile.draft_level_s, arm.guesses) if arm.limits.draft_tokens else None
+                run = await run_ring(node, plan, request, proposer=draft, limits=arm.limits)
+                lap_s = median(lap.lap_s for lap in run.by_lap)
+                measured[name].append(Measured(number, run.tokens, run.tok_s, lap_s))
+    # Only now: whoever computes for long does not answer its peers.
+    texts = [prompt(seed, number) for number in range(rounds)]
+    simulated, is_exact = {}, {}
+    for name in names:
+        progress(f"simulating {name}", 0, 0)
+        length = _length(name, tokens)
+        runs = [simulate(profile, language, chosen[name], prompt_tokens=text, max_tokens=length) for text in texts]
+        simulated[name] = median(run.tok_s for run in runs)
+        said = [language.continuation(text, length) for text in texts]
+        is_exact[name] = all(list(one.tokens) == said[one.number] for one in measured[name])
+    bound = median(bound_tok_s(profile, language, text, tokens) for text in texts)
+    return WanResult(profile.name, accept, measured, is_exact, simulated, bound)
 
 
-async def _measure(
-    node: Node, plan: Plan, profile: Profile, language: Language, arm: Arm, text: tuple[Token, ...], tokens: int
-) -> Measured:
-    draft = EmulatedDraft(language, profile.draft_level_s, arm.guesses) if arm.limits.draft_tokens else None
-    run = await run_ring(node, plan, GenerationRequest(text, tokens), proposer=draft, limits=arm.limits)
-    is_exact = list(run.tokens) == language.continuation(text, tokens)
-    lap_s = median(lap.lap_s for lap in run.by_lap)
-    simulated = simulate(profile, language, arm, prompt_tokens=text, max_tokens=tokens)
-    return Measured(run.tok_s, run.tok_s * lap_s, lap_s, is_exact, simulated.tok_s)
+def _length(name: str, tokens: int) -> int:
+    """How long an arm's answers are."""
+    return tokens // PLAIN_SHARE if name == "plain" else tokens
