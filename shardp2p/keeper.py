@@ -16,16 +16,18 @@ import structlog
 import trio
 
 from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, OverloadedError
+from shardp2p.host.beat import next_beat
 from shardp2p.member import Member
 from shardp2p.node import HeldModel
 from shardp2p.runtime.budget import Budget
 from shardp2p.seating import Offered, Seating
 from shardp2p.stage.holding import CacheBudget, Holding
 from shardp2p.swarm.life import Choose, Command, Drain, Leave, Life, Load, Seat, Seats
+from shardp2p.swarm.links import rough
 from shardp2p.swarm.publisher import Coverage
 from shardp2p.swarm.speed import SpeedEstimate
 from shardp2p.vocabulary import DType, LayerRange, LayerSpeed
-from shardp2p.wire.records import HeldLayers, Link, NodeState
+from shardp2p.wire.records import HeldLayers, NodeState
 
 if TYPE_CHECKING:
     from shardp2p.runtime.device import DeviceThread
@@ -38,6 +40,7 @@ RELEASE_S: Final = 30.0
 """How long sessions on layers that the peer gives up may go on, where others wait for the layers that it takes."""
 FINISH_S: Final = 300.0
 """The same where nobody waits: requests that run notice nothing of a move, unless they take longer than that."""
+VERSION: Final = version("shardp2p")
 
 log = structlog.get_logger()
 
@@ -124,7 +127,7 @@ class Keeper:
             "state": self.state,
             "waits_for": self.waits_for,
             "uptime_s": round(monotonic() - self._started, 1),
-            "version": version("shardp2p"),
+            "version": VERSION,
             "region": self._offer.region,
             "reachability": member.reachable.verdict,
             "reach": member.reachable.status(),
@@ -191,7 +194,7 @@ class Keeper:
             self._log()
             self._say()
             self._wake = trio.Event()
-            with trio.move_on_at(min(self._life.due_at, trio.current_time() + LOOK_S)):
+            with trio.move_on_at(min(self._life.due_at, next_beat(trio.current_time(), LOOK_S))):
                 await self._wake.wait()
 
     def _log(self) -> None:
@@ -327,14 +330,11 @@ class Keeper:
                 addresses=member.node.addresses(),
                 reachability=member.reachable.verdict,
                 region=self._offer.region,
-                version=version("shardp2p"),
+                version=VERSION,
                 memory_bytes=budget.memory_bytes,
                 free_memory_bytes=max(0, budget.free_bytes - used),
                 held=tuple(held[seat] for seat in sorted(held)),
-                links=tuple(
-                    Link(link.peer, _rough(link.rtt_s), _rough(link.spread_s, 1), _rough(link.bandwidth_bytes_s))
-                    for link in member.links.snapshot(now)
-                ),
+                links=member.links.told(now),
             )
         )
 
@@ -365,14 +365,9 @@ class Keeper:
             layer_bytes=offered.footprint.weight_bytes(seat.layers),
             cache_rows=rows,
             free_cache_rows=free_rows,
-            decode_layer_s=_rough(speed.decode_layer_s),
-            prefill_layer_s=_rough(speed.prefill_layer_s),
+            decode_layer_s=rough(speed.decode_layer_s),
+            prefill_layer_s=rough(speed.prefill_layer_s),
         )
-
-
-def _rough(value: float, digits: int = 2) -> float:
-    """`value` with so many significant digits: noise of a measurement is no news for a swarm."""
-    return float(f"{value:.{digits}g}")
 
 
 def _published(life: Life) -> NodeState:

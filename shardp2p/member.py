@@ -19,6 +19,7 @@ import trio
 from shardp2p.config import ReachSettings
 from shardp2p.errors import ConfigError, IntegrityError, PeerUnavailableError, RemoteProtocolError, ShardError
 from shardp2p.host.addresses import parse_address
+from shardp2p.host.beat import next_beat
 from shardp2p.host.dht import Directory, open_directory
 from shardp2p.host.failures import single_errors
 from shardp2p.host.host import Host, open_host
@@ -33,7 +34,7 @@ from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
 from shardp2p.swarm.paths import Paths, open_paths
 from shardp2p.swarm.probes import Prober
-from shardp2p.swarm.publisher import Coverage
+from shardp2p.swarm.publisher import Coverage, essence
 from shardp2p.swarm.reachable import Reachable
 from shardp2p.swarm.sealed_records import open_record
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
@@ -52,7 +53,9 @@ is there still."""
 NEIGHBOUR_S: Final = 0.1
 """How often a new stream is looked for."""
 RECORD_S: Final = 2.0
-"""How often at least the directory gets our newest record; it sends only what changed."""
+"""How often at least we look whether the directory needs our newest record."""
+REPUT_S: Final = 300.0
+"""How old a record in the directory may be that differs in mere figures. Who finds one asks its peer first."""
 SIGHT_S: Final = 15.0
 """How long a client waits for the first neighbour to tell who is live."""
 
@@ -260,6 +263,7 @@ class Member:
         """Keep our newest record in the directory, under the swarm and under each model that we serve."""
         topics: set[str] = set()
         learned: dict[PeerId, tuple[str, ...]] = {}
+        before: object = None
         seen = -1
         while True:
             own = self.gossip.own
@@ -271,13 +275,16 @@ class Member:
                 for topic in sorted(wanted - topics):
                     await self.directory.advertise(topic)
                 topics = wanted
-                await self.directory.put(self.gossip.own_sealed())
+                told = essence(own), trio.current_time() // REPUT_S
+                if told != before:
+                    await self.directory.put(self.gossip.own_sealed())
+                    before = told
             found = {record.peer_id: record.addresses for record in self.live()}
             for peer, addresses in found.items():
                 if learned.get(peer) != addresses:
                     self.directory.learn(peer, addresses)
             learned = found
-            with trio.move_on_after(RECORD_S):
+            with trio.move_on_at(next_beat(trio.current_time(), RECORD_S)):
                 seen = await self.gossip.wait_change(seen)
 
     async def _keep_met(self, kept: JoinedSwarms) -> None:

@@ -20,6 +20,7 @@ from libp2p.records.validator import NamespacedValidator
 
 from shardp2p.errors import ConfigError, LocalProtocolError, ShardError
 from shardp2p.host.address_book import MAX_ADDRESSES, AddressBook, Provider
+from shardp2p.host.beat import next_beat
 from shardp2p.host.failures import single_errors
 from shardp2p.host.host import Host
 from shardp2p.host.kad import BoundedKad, KadHost
@@ -178,7 +179,7 @@ class Directory:
         started_at = trio.current_time()
         check_at, refresh_at = started_at + CHECK_S, started_at + REFRESH_S
         while True:
-            await trio.sleep(TICK_S)
+            await trio.sleep_until(next_beat(trio.current_time(), TICK_S))
             now = trio.current_time()
             await self._queries.acquaint(self._strangers(now))
             await self._publish_due()

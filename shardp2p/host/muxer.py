@@ -19,6 +19,7 @@ from multiaddr import Multiaddr
 
 from shardp2p.errors import RemoteProtocolError
 from shardp2p.host import frames
+from shardp2p.host.beat import next_beat
 from shardp2p.host.carry.ledger import Ledger
 from shardp2p.host.frames import Frame, encode_control
 from shardp2p.host.link import GOODBYE as GOODBYE
@@ -231,7 +232,11 @@ class Muxer(IMuxedConn):
     async def _watch(self) -> None:
         """Ping, notice silence, and reset streams that the peer leaves half open."""
         while True:
-            await trio.sleep(self.link.ask(trio.current_time()))
+            pause_s = self.link.ask(trio.current_time())
+            now = trio.current_time()
+            # Calm connections are looked at together: a peer has dozens.
+            is_calm = pause_s >= PING_INTERVAL_S
+            await trio.sleep_until(next_beat(now, PING_INTERVAL_S) if is_calm else now + pause_s)
             now = trio.current_time()
             self.link.judge(now, "the peer" if self.path.relay is None else f"the peer or its relay {self.path.relay}")
             for stream_id in [stream_id for stream_id, end in self._closing.items() if now > end]:

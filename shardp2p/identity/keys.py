@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import base58
@@ -28,6 +28,8 @@ _PUBLIC_KEY_PREFIX = bytes.fromhex("08011220")
 """protobuf PublicKey: key type 1 (Ed25519), then 32 bytes."""
 _MULTIHASH_PREFIX = bytes((0x00, len(_PUBLIC_KEY_PREFIX) + PUBLIC_BYTES)) + _PUBLIC_KEY_PREFIX
 _PEER_ID_CHARACTERS = 52
+KEPT_IDS = 16_384
+"""Peer ids whose keys are kept at hand, since decoding base58 is slow: the largest view, in some 4 MB."""
 _PRIVATE_KEY_PREFIX = bytes.fromhex("08011240")
 """protobuf PrivateKey: key type 1 (Ed25519), then 64 bytes, the seed and the public key."""
 _FILE_BYTES = len(_PRIVATE_KEY_PREFIX) + 2 * SEED_BYTES
@@ -80,6 +82,7 @@ def peer_id_of(public: bytes) -> PeerId:
     return PeerId(base58.b58encode(_MULTIHASH_PREFIX + public).decode("ascii"))
 
 
+@lru_cache(maxsize=KEPT_IDS)
 def public_bytes_of(peer: PeerId) -> bytes:
     """The 32-byte Ed25519 public key that a peer id carries. Raises: ConfigError where it carries none."""
     # Base58 takes quadratic time, and a peer id has one length.

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from shardp2p.errors import ConfigError, IntegrityError, OverloadedError, RemoteProtocolError
+from shardp2p.host.beat import next_beat
 from shardp2p.host.host import Host
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.membership import Membership
@@ -55,7 +56,7 @@ async def watch_membership(
             gossip.forbid_layers(peer)
         if membership.own_refusal(now_s) is not None:
             refused.set()
-        await trio.sleep(MEMBERSHIP_S)
+        await trio.sleep_until(next_beat(trio.current_time(), MEMBERSHIP_S))
 
 
 async def _admit_no_others(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,16 +12,10 @@ from typing import Final
 import structlog
 import trio
 
-from shardp2p.errors import (
-    OverloadedError,
-    PeerUnavailableError,
-    RemoteProtocolError,
-    ShardError,
-    blaming,
-    first_of,
-)
+from shardp2p.errors import OverloadedError, RemoteProtocolError, ShardError, blaming, first_of
+from shardp2p.host.beat import next_beat
 from shardp2p.identity.keys import Identity
-from shardp2p.swarm.conversation import Conversation, greet
+from shardp2p.swarm.conversation import Conversation, greet, receive_within
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
@@ -38,7 +33,7 @@ from shardp2p.wire.records import CoverageRecord
 from shardp2p.wire.stream import Network, Stream
 
 TICK_S: Final = 0.5
-"""How exactly the silent are missed."""
+"""How exactly the silent are missed. What is due before the next tick is sent at this one, to all at once."""
 DIAL_S: Final = 20.0
 SILENCE_S: Final = 30.0
 """A neighbour says at least that it lives, once in its period; one that does not for so long, or for three lifetimes,
@@ -141,8 +136,8 @@ class GossipService:
 
     def publish(self, coverage: Coverage) -> None:
         """From now on say this of ourselves. Everybody knows it within seconds if it moves requests."""
-        self._gossip.own.update(coverage)
-        self._hurry()
+        if self._gossip.own.update(coverage):
+            self._hurry()
 
     def share(self, kind: int, sealed: bytes) -> None:
         """Give everybody a value of that kind. Raises what the kind's validator raises."""
@@ -180,8 +175,10 @@ class GossipService:
                     self._dial(nursery)
                     self._send_on()
                     self._hurried = trio.Event()
-                    with trio.move_on_after(TICK_S):
+                    with trio.move_on_at(next_beat(trio.current_time(), TICK_S)) as pause:
                         await self._hurried.wait()
+                    if pause.cancelled_caught:
+                        self._wake_at_tick()
             finally:
                 with trio.CancelScope(shield=True):
                     await self.leave()
@@ -192,8 +189,7 @@ class GossipService:
         self._gossip.own.leave()
         self._tick()
         for conversation in self._conversations.values():
-            conversation.farewell = "leaving"
-            conversation.wake.set()
+            conversation.part("leaving")
         with trio.move_on_after(LEAVING_S):
             while self._conversations:
                 await self._changed.wait()
@@ -202,6 +198,13 @@ class GossipService:
 
     def _tick(self) -> None:
         self._apply(self._gossip.tick(trio.current_time(), self._unix_clock()))
+
+    def _wake_at_tick(self) -> None:
+        """Have everything sent that is due before the next tick."""
+        until = trio.current_time() + TICK_S
+        for peer, conversation in self._conversations.items():
+            if self._gossip.due_at(peer) < until:
+                conversation.tick()
 
     def _hurry(self) -> None:
         self._hurried.set()
@@ -270,8 +273,7 @@ class GossipService:
         now = trio.current_time()
         for peer in self._neighbours.surplus(self._connected(), len(self._gossip.view), now):
             if (conversation := self._conversations.get(peer)) is not None:
-                conversation.farewell = "no room"
-                conversation.wake.set()
+                conversation.part("no room")
 
     async def _call(self, address: PeerAddress) -> None:
         """Open a stream to a peer and gossip on it until it ends."""
@@ -366,7 +368,8 @@ class GossipService:
             conversation.wake = trio.Event()
             due_at = self._gossip.due_at(peer)
             now = trio.current_time()
-            if due_at <= now or (conversation.farewell is not None and due_at < now + TICK_S):
+            is_tick, conversation.is_ticked = conversation.is_ticked, False
+            if due_at <= now or (due_at < now + TICK_S and (is_tick or conversation.farewell is not None)):
                 news = self._gossip.take(peer, now)
                 if not news.is_empty:
                     await channel.send(news)
@@ -375,18 +378,14 @@ class GossipService:
                 conversation.scope.cancel()
                 return
             else:
-                with trio.move_on_at(due_at):
+                with trio.move_on_at(due_at if due_at < now + TICK_S else math.inf):
                     await conversation.wake.wait()
 
     async def _receive(self, channel: MessageChannel, conversation: Conversation) -> None:
         own = self._gossip.own.record
         while True:
             silence_s = max(SILENCE_S, 3 * (own.lifetime_s if own is not None else 0.0))
-            with trio.move_on_after(silence_s) as scope:
-                message = await channel.receive()
-            if scope.cancelled_caught:
-                raise PeerUnavailableError(f"{channel.peer} was silent for {silence_s:.0f} s", channel.peer)
-            match message:
+            match message := await receive_within(channel, silence_s):
                 case Farewell():
                     return
                 case News():

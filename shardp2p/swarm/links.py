@@ -42,6 +42,11 @@ LEAST_S: Final = 1e-6
 """A round trip is no shorter than a microsecond: less is the grain of a clock."""
 
 
+ABOUT: Final = 1.2
+ABOUT_S: Final = 2e-4
+"""Figures that differ by less than this factor, and times by less than this, lead to the same rings."""
+SPREAD_ABOUT: Final = 2.0
+
 HIDDEN_SHARE: Final = 0.1
 """Of the time that a burst took, at least so much counts as transfer: less cannot be told from the round trip."""
 
@@ -71,6 +76,7 @@ class Links:
     def __init__(self, own_id: PeerId) -> None:
         self._own_id = own_id
         self._measured: dict[PeerId, _Measured] = {}
+        self._told: dict[PeerId, Link] = {}
 
     def observe_round(self, peer: PeerId, rtts_s: Sequence[float], now: float) -> None:
         """Count the round trips of one round of probes, and set when the next is due."""
@@ -142,6 +148,17 @@ class Links:
         rest = sorted(known.values(), key=lambda link: (-self._measured[link.peer].rtt.count(now), link.peer))
         return tuple(first + rest[: min(MAX_PROBED, MAX_LINKS - len(first))])
 
+    def told(self, now: float, *, needed: Iterable[PeerId] = ()) -> tuple[Link, ...]:
+        """`snapshot` as others should hear it: in rough figures, by peer id, and as it was told while it is about so.
+
+        Otherwise what differs would be noise, mostly, and everybody would have to hear of it.
+        """
+        before = self._told
+        links = sorted(self.snapshot(now, needed=needed), key=lambda link: link.peer)
+        told = [old if (old := before.get(one.peer)) and _is_about(one, old) else _in_rough(one) for one in links]
+        self._told = {link.peer: link for link in told}
+        return tuple(told)
+
     def _known(self, now: float) -> list[Link]:
         return [link for peer in self._measured if (link := self.link(peer, now)) is not None]
 
@@ -164,3 +181,26 @@ class Links:
 
     def _hash(self, peer: PeerId, turn: int) -> bytes:
         return hashlib.blake2b(f"{self._own_id} {peer} {turn}".encode(), digest_size=8).digest()
+
+
+def rough(value: float, digits: int = 2) -> float:
+    """`value` in so many digits: what is measured anew differs in the last ones, and nobody needs those."""
+    return float(f"{value:.{digits}g}")
+
+
+def _in_rough(link: Link) -> Link:
+    return Link(link.peer, rough(link.rtt_s), rough(link.spread_s, 1), rough(link.bandwidth_bytes_s))
+
+
+def _is_about(new: Link, old: Link) -> bool:
+    return (
+        is_near(new.rtt_s, old.rtt_s, ABOUT, ABOUT_S)
+        and is_near(new.spread_s, old.spread_s, SPREAD_ABOUT, ABOUT_S)
+        and is_near(new.bandwidth_bytes_s, old.bandwidth_bytes_s, ABOUT, 0.0)
+    )
+
+
+def is_near(one: float, two: float, factor: float, least: float) -> bool:
+    """Whether two figures differ by no more than this factor, or by no more than `least`."""
+    low, high = sorted((one, two))
+    return high - low <= least or high <= factor * low

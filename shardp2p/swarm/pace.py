@@ -17,6 +17,8 @@ LIFETIME_STEP: Final = 1.15
 """Lifetimes come in steps, because each change of it is a new record."""
 HEARTBEATS_PER_LIFETIME: Final = 3.0
 MINOR_CHANGE_S: Final = 10.0
+REMEASURED_S: Final = 60.0
+"""A link is measured once in so long, and half believed two minutes later."""
 MINOR_CHANGE_S_PER_PEER: Final = 0.4
 """A swarm's records together cost each peer the same however many there are: one record in 0.4 s."""
 
@@ -37,6 +39,11 @@ def period_s(lifetime: float) -> float:
 def minor_change_s(size: int) -> float:
     """How long a change that moves no request, as a few free cache rows, may wait for the next record."""
     return max(MINOR_CHANGE_S, MINOR_CHANGE_S_PER_PEER * size)
+
+
+def remeasured_s(size: int) -> float:
+    """How long other figures for links that are known already may wait for the next record."""
+    return max(REMEASURED_S, minor_change_s(size))
 
 
 def _steps(size: int) -> float:

@@ -20,6 +20,7 @@ from shardp2p.errors import (
     RemoteProtocolError,
     ShardError,
 )
+from shardp2p.host.beat import next_beat
 from shardp2p.swarm.allowance import BURST_BYTES, BURST_PINGS, PROBE_BYTES, ProbeAllowance
 from shardp2p.swarm.links import Links, bandwidth_bytes_s
 from shardp2p.vocabulary import PeerId
@@ -87,7 +88,7 @@ class Prober:
                     if peer not in self._probed:
                         self._probed[peer] = scope = trio.CancelScope()
                         nursery.start_soon(self._keep_probing, peer, scope)
-                await trio.sleep(LOOK_S)
+                await trio.sleep_until(next_beat(trio.current_time(), LOOK_S))
 
     async def _keep_probing(self, peer: PeerId, scope: trio.CancelScope) -> None:
         with scope:

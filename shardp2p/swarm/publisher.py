@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from shardp2p.identity.keys import Identity
 from shardp2p.swarm.chance import Chance
 from shardp2p.swarm.heartbeats import HeartbeatChain
-from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s
+from shardp2p.swarm.links import is_near
+from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s, remeasured_s
 from shardp2p.swarm.sealed_records import seal_record, short_id
 from shardp2p.swarm.strikes import TokenBucket
 from shardp2p.swarm.twins import Twins, TwinSeen
@@ -20,6 +21,9 @@ from shardp2p.wire.records import CHAIN_BYTES, MAX_SEQUENCE, CoverageRecord, Hel
 RECORDS_AT_ONCE: Final = 6
 RECORDS_S: Final = 1 / 3
 """Below what a view takes in of one peer, so that none of ours is lost."""
+MUCH: Final = 2.0
+MUCH_S: Final = 1e-3
+"""A round trip that changed by this factor, and by more than a millisecond, is told sooner than others."""
 JITTER: Final = 0.1
 """Peers that started together drift apart."""
 SEED_BYTES: Final = 32
@@ -44,11 +48,21 @@ class Coverage:
 
     def moves_requests(self, before: Coverage) -> bool:
         """Whether somebody may send a request elsewhere because of it, so that it should be known at once."""
-        return self._essence() != before._essence()
+        return essence(self) != essence(before)
 
-    def _essence(self) -> object:
-        held = tuple((held.model_digest, held.layers, held.state, held.free_cache_rows > 0) for held in self.held)
-        return self.state, self.addresses, self.reachability, held
+    def remeasures(self, before: Coverage) -> bool:
+        """Whether nothing differs but measurements of the same links, and those not by much."""
+        if [link.peer for link in self.links] != [link.peer for link in before.links]:
+            return False
+        pairs = zip(self.links, before.links, strict=True)
+        is_near_all = all(is_near(new.rtt_s, old.rtt_s, MUCH, MUCH_S) for new, old in pairs)
+        return is_near_all and replace(self, links=before.links) == before
+
+
+def essence(coverage: Coverage | CoverageRecord) -> Hashable:
+    """Of what a peer says of itself that which decides whether requests go to it, and where."""
+    held = tuple((held.model_digest, held.layers, held.state, held.free_cache_rows > 0) for held in coverage.held)
+    return coverage.state, coverage.addresses, coverage.reachability, held
 
 
 class Publisher:
@@ -100,9 +114,11 @@ class Publisher:
         """Sequence and count of our newest heartbeat."""
         return self._sequence, self._count
 
-    def update(self, coverage: Coverage) -> None:
-        """From now on we have this to say."""
+    def update(self, coverage: Coverage) -> bool:
+        """From now on we have this to say; whether that is anything new."""
+        is_new = coverage != self._wanted
         self._wanted = coverage
+        return is_new
 
     def leave(self) -> None:
         """The next record is our last."""
@@ -157,7 +173,7 @@ class Publisher:
         if self._record.is_departure:
             return float("inf")
         if self._wanted != self._published:
-            return min(self._next_at, max(now, self._recorded_at + minor_change_s(size)))
+            return min(self._next_at, max(now, self._recorded_at + self._patience_s(size)))
         return self._next_at
 
     def _needs_record(self, now: float, size: int, lifetime: float) -> bool:
@@ -168,7 +184,13 @@ class Publisher:
             return True
         if self._wanted == published:
             return False
-        return self._wanted.moves_requests(published) or now >= self._recorded_at + minor_change_s(size)
+        return self._wanted.moves_requests(published) or now >= self._recorded_at + self._patience_s(size)
+
+    def _patience_s(self, size: int) -> float:
+        """How long a change that moves no request may wait."""
+        published = self._published
+        is_remeasured = published is not None and self._wanted.remeasures(published)
+        return remeasured_s(size) if is_remeasured else minor_change_s(size)
 
     def _may_record(self, now: float) -> bool:
         if self._allowance is None:

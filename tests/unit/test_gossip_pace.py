@@ -10,10 +10,11 @@ import pytest
 
 from shardp2p.swarm.heartbeats import CHAIN_LENGTH, HeartbeatChain, is_link
 from shardp2p.swarm.neighbours import CHOSEN, MAX_LOST, MOST_INBOUND, SETTLING_S, Connected, Neighbours
-from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s
+from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s, remeasured_s
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.messages import PeerAddress
+from shardp2p.wire.records import Link
 from tests.support.gossip_parts import HELD, record_of
 from tests.support.gossip_swarm import SWARM, UNIX_S, identity_of
 
@@ -76,6 +77,35 @@ def test_change_that_moves_requests_is_published_at_once_and_a_small_one_later()
     publisher.update(Coverage(state="serving", held=(replace(HELD, free_cache_rows=0, cache_rows=9000),)))
     publisher.tick(1.2 + minor_change_s(100), UNIX_S, 100)
     assert publisher.version[0] == int(UNIX_S * 1000) + 2
+
+
+def links_of(*rtts_s: float) -> Coverage:
+    links = tuple(Link(PeerId(f"peer-{number}"), rtt_s, 0.001, 0.0) for number, rtt_s in enumerate(rtts_s))
+    return Coverage(state="serving", links=links)
+
+
+def seconds_until_told(before: Coverage, after: Coverage) -> float:
+    publisher = publisher_of(1)
+    publisher.update(before)
+    publisher.tick(0.0, UNIX_S, 10)
+    assert publisher.update(after)
+    now = 0.0
+    while publisher.version[0] == int(UNIX_S * 1000):
+        now += 1.0
+        publisher.tick(now, UNIX_S, 10)
+    return now
+
+
+def test_links_that_measure_a_little_otherwise_wait_longest() -> None:
+    assert seconds_until_told(links_of(0.02, 0.05), links_of(0.02, 0.07)) == remeasured_s(10)
+    assert seconds_until_told(links_of(0.02, 0.05), links_of(0.02, 0.11)) == minor_change_s(10)
+    assert seconds_until_told(links_of(0.02), links_of(0.02, 0.05)) == minor_change_s(10)
+    assert remeasured_s(10) > minor_change_s(10)
+
+
+def test_coverage_that_says_the_same_is_nothing_new() -> None:
+    publisher = publisher_of(1)
+    assert not publisher.update(Coverage(state="serving", held=(HELD,)))
 
 
 def test_peer_that_changes_without_end_publishes_at_a_bounded_rate() -> None:

@@ -205,3 +205,33 @@ def test_what_is_kept_is_bounded_and_the_longest_unheard_goes_first() -> None:
     assert links.link(alive[10], 2.0) is not None
     links.forget(alive[10])
     assert links.link(alive[10], 2.0) is None
+
+
+def test_a_link_is_told_as_before_while_it_is_about_so() -> None:
+    near, far = peers(2)
+    links = measured({far: 0.1012, near: 0.02})
+    assert links.told(0.0) == (Link(near, 0.02, 0.0, 0.0), Link(far, 0.1, 0.0, 0.0))
+    for turn in range(1, 7):
+        links.observe_round(far, [0.112] * 31, 60.0 * turn)
+        links.observe_round(near, [0.0201] * 31, 60.0 * turn)
+    assert links.told(360.0) == links.told(0.0)
+    links.observe_round(far, [0.131] * 31, 420.0)
+    assert [link.rtt_s for link in links.told(420.0)] == [0.02, 0.13]
+
+
+def test_a_link_that_drifts_is_told_anew_before_it_is_a_fifth_off() -> None:
+    (peer,) = peers(1)
+    links = Links(ME)
+    for turn in range(60):
+        rtt_s = 0.05 * 1.02**turn
+        links.observe_round(peer, [rtt_s] * 31, 60.0 * turn)
+        (told,) = links.told(60.0 * turn)
+        assert rtt_s / 1.25 < told.rtt_s < rtt_s * 1.25
+
+
+def test_what_is_told_does_not_depend_on_which_link_is_known_best() -> None:
+    one, two = peers(2)
+    links = measured({two: 0.01, one: 0.02})
+    before = links.told(0.0)
+    links.observe_round(two, [0.01] * 5, 1.0)
+    assert links.told(1.0) == before
