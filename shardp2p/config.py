@@ -57,7 +57,8 @@ class UpSettings:
 
     `listen`, `peers` and `announce` are multiaddrs; `threads` 0 leaves the number of compute threads to torch;
     `identity` is the key file that stands in for `Paths.identity_file`. `cache_rows` are token positions, for all
-    requests together.
+    requests together. `draft_model` drafts for what this peer drives; unless it `remembers`, it keeps no answers to
+    guess later ones from.
     """
 
     model: ModelId | None = None
@@ -73,6 +74,8 @@ class UpSettings:
     region: str = ""
     relay: RelayMode = "auto"
     identity: Path | None = None
+    draft_model: Path | None = None
+    remembers: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):
@@ -255,6 +258,8 @@ def _up_settings(table: _Table) -> UpSettings:
         region=parse_region(table.text("region", "")),
         relay=cast(RelayMode, table.text("relay", defaults.relay)),
         identity=table.path("identity"),
+        draft_model=table.path("draft_model"),
+        remembers=table.switch("remembers", defaults.remembers),
     )
 
 
@@ -309,6 +314,12 @@ class _Table:
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self._refuse(key, "a whole number")
+        return value
+
+    def switch(self, key: str, default: bool) -> bool:
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            self._refuse(key, "true or false")
         return value
 
     def texts(self, key: str, default: _Texts) -> tuple[str, ...] | _Texts:

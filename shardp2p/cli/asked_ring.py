@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from shardp2p.cli.asking import Asker, Tokens, Wish
+from shardp2p.cli.drafting import add_drafts
 from shardp2p.cli.local_layers import hold_first, open_device
 from shardp2p.cli.progress import Report
 from shardp2p.weights.store import StoredModel
@@ -25,6 +26,7 @@ async def open_ring_asker(wish: Wish, model: StoredModel, cache_rows: int) -> As
     from shardp2p.node import open_node
 
     async with open_node(Identity.generate()) as node:
+        await add_drafts(node, wish.draft_model, model)
         ring = _NamedRing(node, wish, model)
         if not wish.local_layers:
             yield Asker(ring, wish, model)

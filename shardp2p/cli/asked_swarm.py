@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardp2p.cli.asking import Asker, Tokens, Wish
 from shardp2p.cli.client_identity import ClientPlace
+from shardp2p.cli.drafting import add_drafts
 from shardp2p.cli.local_layers import hold_first, open_device
 from shardp2p.cli.progress import Report, progress_bar
 from shardp2p.cli.quick_imports import quick_imports
@@ -49,6 +50,7 @@ async def open_swarm_asker(
 async def _open_asker(member: Member, wish: Wish, model: StoredModel, cache_rows: int) -> AsyncIterator[Asker]:
     from shardp2p.swarm_client import SwarmClient
 
+    await add_drafts(member.node, wish.draft_model, model)
     client = SwarmClient(member, model.name, model.manifest)
     asker = Asker(_Swarm(client, wish), wish, model)
     if not wish.local_layers:

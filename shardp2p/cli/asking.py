@@ -17,6 +17,8 @@ from shardp2p.vocabulary import WIRE_SCHEMES, PeerId, SamplingParams, Token, Wir
 from shardp2p.weights.store import StoredModel
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardp2p.coordinator.commands import FinishReason, Limits
     from shardp2p.coordinator.request import GenerationRequest, Result
     from shardp2p.runtime.tokenizer import TextStream
@@ -50,6 +52,7 @@ class Wish:
     blocked: frozenset[PeerId] = frozenset()
     only: frozenset[PeerId] = frozenset()
     wire_scheme: WireScheme = "raw"
+    draft_model: Path | None = None
 
 
 class Tokens(Protocol):
@@ -144,16 +147,19 @@ def check_peer_ids(texts: Sequence[str], option: str) -> frozenset[PeerId]:
     return frozenset(map(PeerId, texts))
 
 
-def parse_drafting(draft: str, depth: int) -> tuple[DraftKind, Limits]:
-    """Who proposes, and how much may be under way. Raises: ConfigError."""
+def parse_drafting(
+    draft: str, depth: int, *, has_model: bool = False, remembers: bool = True
+) -> tuple[DraftKind, Limits]:
+    """Who proposes, and how much may be under way. A model that is there drafts. Raises: ConfigError."""
     from shardp2p.coordinator.commands import Limits
     from shardp2p.wire.protocols import INITIAL_CREDITS
 
-    if draft != "none" and draft != "lookup":
-        raise ConfigError(f"--draft is {draft!r}; it must be one of none, lookup")
+    kinds: dict[str, DraftKind] = {"none": "none", "lookup": "lookup" if remembers else "text", "model": "model"}
+    if draft not in kinds:
+        raise ConfigError(f"--draft is {draft!r}; it must be one of none, lookup, model")
     if depth > INITIAL_CREDITS:
         raise ConfigError(f"--depth is {depth}; it must be at most {INITIAL_CREDITS}")
-    return ("lookup" if draft == "lookup" else "none"), Limits(max_chunks=depth)
+    return ("model" if has_model else kinds[draft]), Limits(max_chunks=depth)
 
 
 def parse_wire(text: str) -> WireScheme:

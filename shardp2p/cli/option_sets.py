@@ -11,6 +11,7 @@ from shardp2p.cli import options
 from shardp2p.cli.asking import DEFAULTS, Wish, check_peer_ids, check_peers, parse_biases, parse_drafting, parse_wire
 from shardp2p.cli.texts import to_text
 from shardp2p.config import load_settings
+from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import SamplingParams
 
@@ -71,6 +72,8 @@ class AskOptions:
     logit_bias: options.LogitBias = None
     seed: options.Seed = DEFAULTS.seed
     draft: options.Draft = "none"
+    draft_model: options.DraftModel = None
+    no_memory: options.NoMemory = False
     depth: options.Depth = 1
     wire: options.Wire = "raw"
     local_driver: options.LocalDriver = False
@@ -81,7 +84,14 @@ class AskOptions:
     def wish(self) -> Wish:
         """What they say, checked; logs are set up first. Raises: ConfigError."""
         configure_logging(self.log_level or "warning")
-        kind, limits = parse_drafting(self.draft, self.depth)
+        if self.draft_model is not None and not (self.local_driver or self.local_layers):
+            raise ConfigError(
+                "--draft-model drafts for what is driven here: add --local-driver; another driver is given one with "
+                "`shardp2p up --draft-model`, and asked for it with --draft model"
+            )
+        kind, limits = parse_drafting(
+            self.draft, self.depth, has_model=self.draft_model is not None, remembers=not self.no_memory
+        )
         return Wish(
             peers=check_peers(self.peer or ()),
             max_tokens=self.max_tokens,
@@ -104,6 +114,7 @@ class AskOptions:
             local_layers=self.local_layers,
             blocked=check_peer_ids(self.block or (), "--block"),
             only=check_peer_ids(self.only or (), "--only"),
+            draft_model=self.draft_model,
         )
 
 

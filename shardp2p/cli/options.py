@@ -111,7 +111,23 @@ LogitBias = Annotated[
     list[str] | None, Option("--logit-bias", metavar="TOKEN:BIAS", help="Favour a token id, or ban it.")
 ]
 Seed = Annotated[int, Option("--seed", help="Another seed, another answer; matters above temperature 0.")]
-Draft = Annotated[str, Option("--draft", help="lookup: guess from the text so far. none: token by token.")]
+Draft = Annotated[
+    str,
+    Option(
+        "--draft",
+        metavar="lookup|none|model",
+        help="lookup: guess from the text so far. none: token by token. model: the driver's draft model.",
+    ),
+]
+DraftModel = Annotated[
+    Path | None,
+    Option(
+        "--draft-model", metavar="DIR", help="A small model with the same tokenizer guesses for what is driven here."
+    ),
+]
+NoMemory = Annotated[
+    bool, Option("--no-memory", help="The driver keeps no answer in its memory to guess later ones from.")
+]
 Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once.")]
 Wire = Annotated[
     str,

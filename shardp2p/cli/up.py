@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from shardp2p.cli import options
+from shardp2p.cli.drafting import add_drafts_of
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
@@ -66,6 +67,8 @@ def up(
     peer: options.UpPeers = None,
     memory: options.Memory = None,
     region: options.Region = None,
+    draft_model: options.DraftModel = None,
+    no_memory: options.NoMemory = False,
     once: options.Once = False,
     identity: options.KeyFile = None,
     data_dir: options.DataDir = None,
@@ -91,6 +94,8 @@ def up(
         memory_bytes=parse_bytes(memory) if memory else None,
         region=parse_region(region) if region else None,
         identity=identity,
+        draft_model=draft_model,
+        remembers=False if no_memory else None,
     )
     configure_logging(log_level or everything.log_level)
     _start(settings, everything.relay, everything.paths, _Manner(join, once, as_json, exit_on_stdin_close))
@@ -175,6 +180,7 @@ async def _serve(identity: Identity, serving: Serving, show: Callable[[Serving, 
         check_device(serving.settings.device)
         with DeviceThread(threads=serving.settings.threads or None) as device:
             loaded = await _load(device, serving)
+            await add_drafts_of(node, serving.settings, serving.model)
             _hold(node, serving, device, loaded)
             interrupts.is_serving = True  # before anybody can read that we are ready
             show(serving, node, loaded)

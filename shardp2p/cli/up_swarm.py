@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from shardp2p.cli.drafting import add_drafts_of
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import note, write, write_json
 from shardp2p.cli.progress import progress_bar
@@ -112,6 +113,8 @@ def make_offer(settings: UpSettings, paths: Paths) -> Offer:
         raise ConfigError(
             f"--layers {settings.layers} goes beyond {models[0].name}, which has {count} layers: 0:{count} are all"
         )
+    if settings.draft_model is not None and len(models) > 1:
+        raise ConfigError("--draft-model needs a model to draft for; name it with --model")
     memory_bytes = offered_bytes(settings.device, settings.memory_bytes)
     return Offer(
         models=tuple(_offered(model, settings) for model in models),
@@ -156,6 +159,7 @@ async def serve_in_swarm(identity: Identity, start: InSwarm, watch_stdin: Callab
     listen = settings.listen_addresses(in_swarm=True)
     member_of = open_member(identity, start.joined, listen, peers=settings.peers, kept=start.kept, reach=reach)
     async with member_of as member, trio.open_nursery() as nursery:
+        await add_drafts_of(member.node, settings, start.offer.models[0].stored)
         keeper = Keeper(member, start.offer, is_owner=start.is_owner)
         with interrupts.ending(nursery.cancel_scope):
             await _serve(member, keeper, start, nursery, watch_stdin)

@@ -114,7 +114,30 @@ def test_the_driver_and_the_first_layers_may_be_here(
     assert is_here == ("--local-layers" in options)
 
 
-@pytest.mark.parametrize("draft", ["none", "lookup"])
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.7, "--seed", 5)])
+def test_a_draft_model_does_not_change_the_answer(
+    ask: Callable[..., tuple[int, str, str]], stages: list[StageProcess], tiny: Path, sampling: tuple[object, ...]
+) -> None:
+    asked = (*peers(*stages[:2]), "--max-tokens", 24, "--local-driver", "--json", *sampling)
+    plain, drafted = [
+        json.loads(ask(PROMPT, *asked, *options)[1]) for options in ((), ("--draft-model", tiny, "--depth", 2))
+    ]
+    assert drafted["tokens"] == plain["tokens"]
+
+
+def test_a_draft_model_that_cannot_draft_is_refused(
+    refused: Callable[..., str], stages: list[StageProcess], tiny: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(tiny, tmp_path / "other")
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|im_start|>", "<|begin|>"))
+    ring = peers(*stages[:2])
+    assert "has another vocabulary" in refused(PROMPT, *ring, "--local-driver", "--draft-model", other)
+    assert "--local-driver" in refused(PROMPT, *ring, "--draft-model", tiny)
+    assert "no tokenizer.json" in refused(PROMPT, *ring, "--local-driver", "--draft-model", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("draft", ["none", "lookup", "model"])
 def test_answer_is_the_whole_models_own(
     ask: Callable[..., tuple[int, str, str]],
     stages: list[StageProcess],

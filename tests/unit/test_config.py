@@ -27,6 +27,8 @@ device = "cuda:1"
 threads = 2
 cache_rows = 4096
 identity = "/keys/second.key"
+draft_model = "/models/small"
+remembers = false
 """
 
 
@@ -51,6 +53,8 @@ def test_every_key_of_the_file_is_read(tmp_path: Path) -> None:
             threads=2,
             cache_rows=4096,
             identity=Path("/keys/second.key"),
+            draft_model=Path("/models/small"),
+            remembers=False,
         ),
     )
 
