@@ -354,7 +354,7 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "generate_without_sampling": (generate_pb2.Generate, GENERATION, lambda m: m.ClearField("sampling")),
         "generate_negative_budget": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "budget_s", -1.0)),
         "generate_unknown_scheme": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "wire_scheme", 9)),
-        "generate_unknown_draft": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "draft", "model")),
+        "generate_unknown_draft": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "draft", "oracle")),
         "generate_no_chunks": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "max_chunks", 0)),
         "generate_wide_chunks": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "prefill_tokens", 4097)),
         "batch_of_nothing": (generate_pb2.Batch, VALID[GENERATE]["batch"], lambda m: m.ClearField("tokens")),

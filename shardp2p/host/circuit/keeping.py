@@ -234,17 +234,15 @@ class Keeping:
     def _drop_unreliable(self, now: float) -> list[Command]:
         """Leave relays over which peers do not get through, once there is another place."""
         commands: list[Command] = []
+        reason = f"{MAX_STRIKES} circuits over it broke within {STRIKES_S:.0f} s"
         for candidate in self.held:
-            if self._is_unreliable(self._relays[candidate.peer], now) and len(self.held) > 1:
-                reason = f"{MAX_STRIKES} circuits over it broke within {STRIKES_S:.0f} s"
+            strikes = self._relays[candidate.peer].strikes
+            if sum(now - at < STRIKES_S for at in strikes) >= MAX_STRIKES and len(self.held) > 1:
                 commands.append(self._release(candidate.peer, reason))
                 self._resting.failed(candidate.peer, reason, now)
                 self._distrusted = {peer: until for peer, until in self._distrusted.items() if until > now}
                 self._distrusted[candidate.peer] = now + DISTRUST_S
         return commands
-
-    def _is_unreliable(self, relay: _Relay, now: float) -> bool:
-        return sum(now - at < STRIKES_S for at in relay.strikes) >= MAX_STRIKES
 
     def _release(self, peer: PeerId, reason: str) -> Release:
         del self._relays[peer]
