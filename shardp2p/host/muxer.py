@@ -26,7 +26,7 @@ from shardp2p.host.link import GOODBYE as GOODBYE
 from shardp2p.host.link import GOODBYE_S, Link
 from shardp2p.host.muxed_stream import MuxedStream
 from shardp2p.host.path import DIRECT, Path, upgrading_path
-from shardp2p.host.vigil import PING_INTERVAL_S
+from shardp2p.host.vigil import CALM_LOOK_S, PING_INTERVAL_S
 
 MAX_STREAMS: Final = 1024
 """Open streams that a peer may have on one connection; a further one is reset at once."""
@@ -235,8 +235,9 @@ class Muxer(IMuxedConn):
             pause_s = self.link.ask(trio.current_time())
             now = trio.current_time()
             # Calm connections are looked at together: a peer has dozens.
-            is_calm = pause_s >= PING_INTERVAL_S
-            await trio.sleep_until(next_beat(now, PING_INTERVAL_S) if is_calm else now + pause_s)
+            is_calm = pause_s >= CALM_LOOK_S
+            until = next_beat(now + pause_s - CALM_LOOK_S, CALM_LOOK_S) if is_calm else now + pause_s
+            await trio.sleep_until(until)
             now = trio.current_time()
             self.link.judge(now, "the peer" if self.path.relay is None else f"the peer or its relay {self.path.relay}")
             for stream_id in [stream_id for stream_id, end in self._closing.items() if now > end]:

@@ -11,6 +11,11 @@ from typing import Final
 PING_INTERVAL_S: Final = 1.0
 QUIET_S: Final = 1.9
 """Whom we heard within this needs no ping, so of two idle sides one pings and the other hears it."""
+CALM_S: Final = 2.4
+"""The same where nothing could take over: gossip comes every two or three seconds and saves most pings, and the answer
+still has a second until SILENCE_S."""
+CALM_LOOK_S: Final = 0.5
+"""How often at most such a path is looked at; before CALM_S have passed in silence, not at all."""
 ROUND_TRIP_S: Final = 10.0
 """How old the measured round trip may get: windows grow by it."""
 SILENCE_S: Final = 4.0
@@ -88,6 +93,8 @@ class Vigil:
         """How long to sleep before looking; `is_waiting`: the path is lost, and time runs out for another."""
         self._looked_at = now
         self._pause_s = PING_INTERVAL_S
+        if not (self._is_early or self._is_asked):
+            self._pause_s = max(self.heard_at + CALM_S - now, CALM_LOOK_S)
         if is_waiting or (self._is_early and (self._is_asked or self._is_busy(now))):
             due_at = self._asked_at + self._patience_s if self._is_asked else self.heard_at + self._quiet_s(now)
             self._pause_s = max(due_at - now, SOON_S) if now < due_at < now + LOOK_S else LOOK_S
@@ -117,7 +124,7 @@ class Vigil:
     def _quiet_s(self, now: float) -> float:
         """How long a silence may be before it is asked."""
         if not (self._is_early and self._is_busy(now)):
-            return QUIET_S
+            return QUIET_S if self._is_early else CALM_S
         return max(2 * self.round_trip_s, ASK_S) if self.round_trip_s else PING_INTERVAL_S
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardp2p.host.vigil import PING_INTERVAL_S, SILENCE_S, Vigil
+from shardp2p.host.vigil import PING_INTERVAL_S, ROUND_TRIP_S, SILENCE_S, Vigil
 
 
 class Day:
@@ -93,6 +93,27 @@ def test_an_idle_path_that_falls_silent_is_suspected_before_it_is_lost() -> None
     day.pass_by(8)
     day.is_answering = False
     assert day.until_suspect() < SILENCE_S
+
+
+def test_a_path_that_nothing_could_replace_is_not_asked_while_it_says_something_now_and_then() -> None:
+    day = Day(is_early=False)
+    day.pass_by(3)
+    pings = len(day.pings)
+    for _ in range(20):
+        day.pass_by(2.0)
+        day.vigil.heard_at = day.now
+    assert len(day.pings) - pings <= 40 / ROUND_TRIP_S
+
+
+def test_a_path_that_nothing_could_replace_is_asked_a_second_before_it_would_be_lost() -> None:
+    day = Day(is_early=False)
+    for tenth in range(30):
+        day.pass_by(0.1 * tenth)
+        day.vigil.heard_at = heard_at = day.now
+        day.pings.clear()
+        day.pass_by(SILENCE_S - 1)
+        assert day.pings
+        assert day.pings[0] <= heard_at + SILENCE_S - 1
 
 
 def test_nothing_is_suspected_where_nothing_can_take_over() -> None:
