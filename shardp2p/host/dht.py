@@ -185,7 +185,7 @@ class Directory:
             await self._publish_due()
             if now >= check_at:
                 check_at = now + CHECK_S
-                await self._queries.check_oldest()
+                await self._queries.check_oldest(self._host.connected_peers())
             if now >= refresh_at:
                 refresh_at = now + REFRESH_S
                 self._kad_host.refresh_addresses()

@@ -105,9 +105,12 @@ class Queries:
             for peer in peers:
                 nursery.start_soon(ask, peer)
 
-    async def check_oldest(self) -> None:
-        """Ask the peer of the table that was not heard for longest, so that the dead leave it."""
-        peers = self.table()
+    async def check_oldest(self, connected: Iterable[PeerId]) -> None:
+        """Ask the peer of the table that was not heard for longest, so that the dead leave it.
+
+        Those to whom we are `connected` live: to ask them would be chatter.
+        """
+        peers = set(self.table()).difference(connected)
         if peers:
             await self.acquaint([min(peers, key=self._book.heard_at)])
 

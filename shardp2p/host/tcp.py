@@ -38,16 +38,21 @@ class BufferedTcpStream(TrioTCPStream):
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
         self._buffer = memoryview(b"")
+        self._is_drained = True
 
     async def read(self, n: int | None = None) -> bytes:
         """At least one and at most `n` bytes. Raises: ConnectionClosedError at the end as well as on a failure."""
         if not self._buffer:
             try:
+                if self._is_drained and self.stream.socket.fileno() >= 0:
+                    # trio would first ask the kernel for what it does not have.
+                    await trio.lowlevel.wait_readable(self.stream.socket)
                 data = await self.stream.receive_some(_RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionClosedError(_reason(error), transport="tcp") from error
             if not data:
                 raise ConnectionClosedError("closed by the peer", transport="tcp")
+            self._is_drained = len(data) < _RECEIVE_BYTES
             self._buffer = memoryview(data)
         taken = self._buffer[:n]
         self._buffer = self._buffer[len(taken) :]

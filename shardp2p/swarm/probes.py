@@ -41,6 +41,8 @@ SLOW_BURST_S: Final = 1.0
 """A first burst that takes this long is no matter of congestion windows, and is measurement enough."""
 LOOK_S: Final = 2.0
 """Between two looks at who is alive."""
+CHOOSE_S: Final = 30.0
+"""How often those to be probed are chosen anew where the same are alive."""
 ROUNDS_AT_ONCE: Final = 4
 """A peer that joins a large swarm does not dial all its targets in the same moment."""
 SILENCE_S: Final = 180.0
@@ -76,12 +78,14 @@ class Prober:
         self._rounds = trio.CapacityLimiter(ROUNDS_AT_ONCE)
         self._bursting = trio.Lock()
         self._probed: dict[PeerId, trio.CancelScope] = {}
+        self._chosen: tuple[PeerId, ...] = ()
+        self._reasons: object = None
 
     async def run(self) -> None:
         """Probe until cancelled: one task and one stream for each target of `links`, at most links.MAX_PROBED."""
         async with trio.open_nursery() as nursery:
             while True:
-                targets = self._links.targets(self._alive().keys(), trio.current_time(), needed=self._needed())
+                targets = self._targets()
                 for peer in self._probed.keys() - set(targets):
                     self._probed.pop(peer).cancel()
                 for peer in targets:
@@ -89,6 +93,14 @@ class Prober:
                         self._probed[peer] = scope = trio.CancelScope()
                         nursery.start_soon(self._keep_probing, peer, scope)
                 await trio.sleep_until(next_beat(trio.current_time(), LOOK_S))
+
+    def _targets(self) -> tuple[PeerId, ...]:
+        """Whom to probe; chosen anew when others are alive or needed, and every so often since distances change."""
+        reasons = frozenset(self._alive()), tuple(self._needed()), trio.current_time() // CHOOSE_S
+        if reasons != self._reasons:
+            self._reasons = reasons
+            self._chosen = self._links.targets(reasons[0], trio.current_time(), needed=reasons[1])
+        return self._chosen
 
     async def _keep_probing(self, peer: PeerId, scope: trio.CancelScope) -> None:
         with scope:
