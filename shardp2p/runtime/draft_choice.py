@@ -29,6 +29,8 @@ def rank_choices(
     apply_bias(scores, params)
     if history is not None and params.needs_tokens:
         apply_penalties(scores, params, history)
+    if not np.isfinite(scores.max()):
+        return ()  # all is ruled out; the target says so
     if params.is_greedy:
         return _rank_plain(torch.from_numpy(scores), most)
     tokens, scaled = candidates(scores, params)

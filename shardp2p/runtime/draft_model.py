@@ -15,9 +15,10 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import outcome
+import structlog
 from numpy.typing import NDArray
 
-from shardp2p.errors import ConfigError
+from shardp2p.errors import ConfigError, ShardError
 from shardp2p.runtime.architecture import read_architecture
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.draft_choice import Ranked, rank_choices
@@ -26,6 +27,8 @@ from shardp2p.runtime.penalties import TokenCounts
 from shardp2p.runtime.static_rows import SCRAP, WIDTHS, StaticRows
 from shardp2p.runtime.tokenizer import Tokenizer
 from shardp2p.vocabulary import Branch, DType, LayerRange, Position, SamplingParams, Token
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -111,8 +114,10 @@ class ModelDrafts:
         self._sampling = sampling
         self._vocab_size = min(vocab_size, model.block.vocab_size)
         self._prompt_length = 0
+        self._has_failed = False
         self._leaf: _Node | None = None
-        self._drop()
+        self._text: list[Token] = []
+        self._evaluated = 0
 
     @property
     def is_instant(self) -> bool:
@@ -128,9 +133,15 @@ class ModelDrafts:
     ) -> tuple[tuple[Branch, ...], ...]:
         """Up to BRANCHES single tokens after each path, all evaluated together; nothing beyond the model's context."""
         longest = len(text) + max((len(path) for path in paths), default=0)
-        if depth_tokens < 1 or not text or longest > self._model.block.context_tokens:
+        if self._has_failed or depth_tokens < 1 or not text or longest > self._model.block.context_tokens:
             return ((),) * len(paths)
-        return self._model.run(lambda: self._propose(text, paths))
+        try:
+            return self._model.run(lambda: self._propose(text, paths))
+        except (RuntimeError, MemoryError, ShardError) as error:  # torch's allocators raise the first
+            # The answer does not depend on drafts: one that no memory is left for goes on without.
+            self._has_failed = True
+            log.warning("draft_model_failed", reason=str(error)[:200])
+            return ((),) * len(paths)
 
     def finish(self, text: Sequence[Token]) -> None:
         pass  # nothing is kept beyond the session
@@ -175,10 +186,9 @@ class ModelDrafts:
         return new
 
     def _drop(self) -> None:
-        self._text: list[Token] = []
+        self._text = []
         self._leaf = None
         self._rows = StaticRows(self._model.block, FIRST_ROWS)
-        self._evaluated = 0
         self._free = list(range(FIRST_ROWS - 1, SCRAP, -1))
         self._seen: NDArray[np.bool_] = np.zeros(FIRST_ROWS, dtype=np.bool_)  # rows of the text, once evaluated
         self._position_of: NDArray[np.int64] = np.zeros(FIRST_ROWS, dtype=np.int64)

@@ -160,6 +160,25 @@ def test_drafts_are_chosen_under_the_same_noise_and_filters(block: Block, params
         text.append(chosen)
 
 
+def test_a_draft_that_fails_ends_the_drafts_and_not_the_answer(
+    block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = DraftModel(block).drafts(SamplingParams())
+    assert drafts.propose([5, 6], [()], 1) != ((),)
+
+    def fail(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(StaticRows, "forward", fail)
+    assert drafts.propose([5, 6, 7], [(), (8,)], 1) == ((), ())
+    monkeypatch.undo()
+    assert drafts.propose([5, 6, 7], [(), (8,)], 1) == ((), ())
+    everything = SamplingParams(logit_bias=tuple((token, -1000.0) for token in range(259)), temperature=0.5)
+    assert DraftModel(block).drafts(everything).propose([5, 6], [()], 1) != ((),)
+    misplaced = SamplingParams(logit_bias=((5000, 1.0),))
+    assert DraftModel(block).drafts(misplaced).propose([5, 6], [()], 1) == ((),)
+
+
 def test_nothing_is_proposed_beyond_the_context_or_outside_the_targets_vocabulary(block: Block) -> None:
     drafts = DraftModel(block).drafts(SamplingParams(), vocab_size=40)
     assert all(branch.tokens[0] < 40 for branch in drafts.propose([5, 6], [()], 1)[0])
