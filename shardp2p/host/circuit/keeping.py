@@ -201,9 +201,7 @@ class Keeping:
         return len(counted) == WANTED and len(operators) == 1 and best is not None and best.operator not in operators
 
     def _choose(self, now: float) -> Candidate | None:
-        """Whom to ask next: of an operator that we do not have, without failures, near; else by chance, which differs
-        from peer to peer, so that not all choose the same.
-        """
+        """Whom to ask next: of an operator that we lack, without failures, near; then by chance, so that choices differ."""
         used = {relay.candidate.operator for relay in self._relays.values()}
         free = [
             candidate
@@ -234,15 +232,17 @@ class Keeping:
     def _drop_unreliable(self, now: float) -> list[Command]:
         """Leave relays over which peers do not get through, once there is another place."""
         commands: list[Command] = []
-        reason = f"{MAX_STRIKES} circuits over it broke within {STRIKES_S:.0f} s"
         for candidate in self.held:
-            strikes = self._relays[candidate.peer].strikes
-            if sum(now - at < STRIKES_S for at in strikes) >= MAX_STRIKES and len(self.held) > 1:
+            if self._is_unreliable(self._relays[candidate.peer], now) and len(self.held) > 1:
+                reason = f"{MAX_STRIKES} circuits over it broke within {STRIKES_S:.0f} s"
                 commands.append(self._release(candidate.peer, reason))
                 self._resting.failed(candidate.peer, reason, now)
-                self._distrusted = {peer: until for peer, until in self._distrusted.items() if until > now}
-                self._distrusted[candidate.peer] = now + DISTRUST_S
+                still = {peer: until for peer, until in self._distrusted.items() if until > now}
+                self._distrusted = still | {candidate.peer: now + DISTRUST_S}
         return commands
+
+    def _is_unreliable(self, relay: _Relay, now: float) -> bool:
+        return sum(now - at < STRIKES_S for at in relay.strikes) >= MAX_STRIKES
 
     def _release(self, peer: PeerId, reason: str) -> Release:
         del self._relays[peer]
