@@ -201,7 +201,7 @@ class Keeping:
         return len(counted) == WANTED and len(operators) == 1 and best is not None and best.operator not in operators
 
     def _choose(self, now: float) -> Candidate | None:
-        """Whom to ask next: of an operator that we lack, without failures, near; then by chance, so that choices differ."""
+        """Whom to ask next: of an operator that we lack, without failures, near; else by chance, so choices differ."""
         used = {relay.candidate.operator for relay in self._relays.values()}
         free = [
             candidate
