@@ -11,10 +11,8 @@ from math import inf
 from typing import Final
 
 from shardp2p.coordinator.commands import Limits
+from shardp2p.runtime.row_cost import RowCost
 from shardp2p.wire.messages import Chunk, Verdict
-
-FORGET: Final = 0.98
-"""What an observation weighs when one more has been made: the last 50 or so decide."""
 
 MOST_PROBABILITY: Final = 0.5
 """No ring makes a draft that is more likely right than wrong not worth sending."""
@@ -69,30 +67,3 @@ class Pace:
         """Nothing that was sent comes back."""
         self._sent.clear()
         self._next_at = -inf
-
-
-class RowCost:
-    """What a chunk costs by its rows: a straight line through what was seen, by least squares."""
-
-    def __init__(self) -> None:
-        self._weight = self._rows = self._seconds = self._rows2 = self._rows_seconds = 0.0
-        self.base_s = 0.0
-        self.row_s = 0.0
-
-    def note(self, rows: int, seconds: float) -> None:
-        """A chunk of so many rows took so long."""
-        self._weight = self._weight * FORGET + 1
-        self._rows = self._rows * FORGET + rows
-        self._seconds = self._seconds * FORGET + seconds
-        self._rows2 = self._rows2 * FORGET + rows * rows
-        self._rows_seconds = self._rows_seconds * FORGET + rows * seconds
-        mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
-        spread = self._rows2 - self._rows * mean_rows
-        slope = (self._rows_seconds - self._rows * mean_s) / spread if spread > 0.5 else 0.0
-        # Neither rows that save time nor a chunk that costs nothing is anything but noise.
-        self.row_s = min(max(slope, 0.0), mean_s / mean_rows)
-        self.base_s = mean_s - self.row_s * mean_rows
-
-    def seconds(self, rows: int) -> float:
-        """What a chunk of so many rows would take."""
-        return self.base_s + self.row_s * rows

@@ -27,7 +27,7 @@ from shardp2p.runtime.packing import Part, join_rows
 from shardp2p.stage.holding import OpenCompute
 from shardp2p.stage.live import Compute
 from shardp2p.stage.session import Work
-from shardp2p.stage.slicing import SliceWidth
+from shardp2p.stage.slicing import Slicing, room_s
 from shardp2p.stage.worker import SessionWorker
 from shardp2p.vocabulary import Token
 from shardp2p.wire.messages import Activations, Open, Verdict
@@ -105,6 +105,7 @@ class _Turn:
     tokens: Sequence[Token]
     is_wanted: bool = True
     is_waiting: bool = False
+    was_put_off: bool = False
     start: int = 0
     stop: int = 0
     inputs: Tensor | None = None
@@ -142,7 +143,7 @@ class Packer:
         self._latest_s = 0.0
         self._ended_at = 0.0
         self._decoding: dict[Seat, float] = {}  # when each had a narrow chunk here, of the last DECODING_S
-        self._width = SliceWidth()
+        self._slicing = Slicing()
 
     async def run(
         self, worker: SessionWorker, seat: Seat, work: Work, tokens: Sequence[Token]
@@ -189,10 +190,7 @@ class Packer:
                 turn.seat.leave(self._ended_at)
             if turn.is_narrow:
                 self._decoding[turn.seat] = self._ended_at
-        if all(turn.is_narrow for turn in turns):
-            self._width.note_narrow(self._latest_s)
-        else:
-            self._width.note_slice(turns[0].stop - turns[0].start, self._latest_s)
+        self._slicing.note(sum(turn.stop - turn.start for turn in turns), self._latest_s)
 
     def _linger(self) -> None:
         """Waits for the sessions of the last forward that are due back in a moment, if any."""
@@ -206,7 +204,12 @@ class Packer:
             self._device.linger(self._arrived, wait_s)
 
     def _take_up(self) -> list[_Turn]:
-        """The first turn that waits and those that may join it. The others stay, in their order."""
+        """The first turn that waits and those that may join it. The others stay, in their order.
+
+        Of a wide chunk that others decode beside, what runs is a part, or nothing this time.
+        """
+        first = next((turn for turn in tuple(self._waiting) if turn.is_wanted), None)
+        rows = None if first is None else self._rows_of(first)
         taken: list[_Turn] = []
         passed: list[_Turn] = []
         room = JOINING_ROWS
@@ -214,8 +217,10 @@ class Packer:
             turn = self._waiting.popleft()
             if not turn.is_wanted:
                 continue
-            if not taken:
+            if not taken and (turn.is_narrow if turn is not first else rows is not None):
                 taken.append(turn)
+            elif not taken:
+                passed.append(turn)
             elif turn.worker.block.layers == taken[0].worker.block.layers and turn.rows <= min(NARROW_ROWS, room):
                 taken.append(turn)
                 room -= turn.rows
@@ -225,16 +230,36 @@ class Packer:
         for turn in taken:
             turn.is_waiting = False
             turn.start, turn.stop = turn.stop, turn.rows
-        if taken and not taken[0].is_narrow and self._is_decoding_beside(taken[0].seat):
-            taken[0].stop = self._width.end_of_part(taken[0].start, taken[0].rows)
+        if first is not None and rows is not None:
+            first.stop, first.was_put_off = first.start + rows, False
         return taken
 
-    def _is_decoding_beside(self, own: Seat) -> bool:
-        """Whether somebody else will want a turn soon."""
+    def _rows_of(self, turn: _Turn) -> int | None:
+        """How many rows of `turn`, the first, run now. It may wait for others, and is put off when it gives None."""
+        left = turn.rows - turn.stop
+        others = self._others_decoding(turn.seat)
+        if turn.is_narrow or not (others or self._has_narrow_waiting()):
+            return left
+        self._arrived.clear()
+        room = room_s(self._clock(), [(seat.left_at, seat.pause_s) for seat in others if seat.is_away])
+        others_wait = self._has_narrow_waiting()
+        step = self._slicing.step(left, room, others_wait=others_wait, was_put_off=turn.was_put_off)
+        if step.rows:
+            return step.rows
+        turn.was_put_off = True
+        if others_wait:
+            return None
+        self._device.linger(self._arrived, step.wait_s)
+        return None if self._has_narrow_waiting() else self._rows_of(turn)
+
+    def _others_decoding(self, own: Seat) -> list[Seat]:
+        """Who else will want a turn soon."""
         since = self._clock() - DECODING_S
         self._decoding = {seat: at for seat, at in self._decoding.items() if at >= since}
-        waiting = [turn.seat for turn in tuple(self._waiting) if turn.is_narrow]
-        return any(seat is not own for seat in (*self._decoding, *waiting))
+        return [seat for seat in self._decoding if seat is not own]
+
+    def _has_narrow_waiting(self) -> bool:
+        return any(turn.is_wanted and turn.is_narrow for turn in tuple(self._waiting))
 
 
 def _compute(turns: Sequence[_Turn]) -> None:

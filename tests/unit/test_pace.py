@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardp2p.coordinator.commands import Limits
-from shardp2p.coordinator.pace import MOST_PROBABILITY, Pace, RowCost
+from shardp2p.coordinator.pace import MOST_PROBABILITY, Pace
 from shardp2p.coordinator.tree import TokenTree
+from shardp2p.runtime.row_cost import RowCost
 from shardp2p.vocabulary import Branch, ChunkRef, SessionId, Slot
 from shardp2p.wire.messages import Chunk, Verdict
 

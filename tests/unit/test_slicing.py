@@ -1,64 +1,68 @@
-"""Parts of a wide chunk are as wide as takes little longer than decoding does."""
+"""Parts of a wide chunk fit into the time until somebody who decodes is back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import inf
 
 import pytest
 
-from shardp2p.stage.slicing import FIRST_ROWS, LEAST_ROWS, MOST_ROWS, STRETCH, SliceWidth
+from shardp2p.stage.slicing import LATE, LEAST_ROWS, Slicing, Step, room_s
+
+BASE_S, ROW_S = 0.020, 0.001
 
 
-def settled(cost_s: Callable[[int], float], parts: int = 60) -> SliceWidth:
-    """The width after some forwards whose time is `cost_s` of their rows."""
-    width = SliceWidth()
-    for _ in range(parts):
-        width.note_narrow(cost_s(1))
-        width.note_slice(width.rows, cost_s(width.rows))
-    return width
+def informed(base_s: float = BASE_S, row_s: float = ROW_S) -> Slicing:
+    """One that has seen forwards of several widths."""
+    slicing = Slicing()
+    for rows in (1, 2, 16, 40, 8, 1, 100):
+        slicing.note(rows, base_s + row_s * rows)
+    return slicing
 
 
-@pytest.mark.parametrize(
-    ("base_s", "row_s", "rows"),
-    [
-        (0.020, 0.001, 11.5),  # a CPU
-        (0.020, 0.0001, 101),
-        (0.005, 0.00001, 251),  # a GPU
-    ],
-)
-def test_the_width_settles_where_a_part_takes_half_as_long_again(base_s: float, row_s: float, rows: float) -> None:
-    found = settled(lambda n: base_s + row_s * n).rows
-    assert rows / 1.5 <= found <= rows * 1.5
+def step(left: int = 1000, room: float = inf, *, others_wait: bool = False, was_put_off: bool = False) -> Step:
+    return informed().step(left, room, others_wait=others_wait, was_put_off=was_put_off)
 
 
-def test_the_width_stays_within_its_bounds() -> None:
-    assert settled(lambda n: 0.001 * n).rows == LEAST_ROWS
-    assert settled(lambda n: 0.001).rows == MOST_ROWS
+@pytest.mark.parametrize("room", [0.05, 0.1, 0.3])
+def test_a_part_fits_into_the_room(room: float) -> None:
+    rows = step(room=room).rows
+    assert BASE_S + ROW_S * rows <= room + 1e-9
+    assert BASE_S + ROW_S * (rows + 2) > room
 
 
-def test_nothing_is_learned_before_it_is_known_what_decoding_takes() -> None:
-    width = SliceWidth()
-    width.note_slice(FIRST_ROWS, 100.0)
-    assert width.rows == FIRST_ROWS
+def test_who_waits_goes_first_and_only_once() -> None:
+    assert step(others_wait=True) == Step(0)
+    assert step(others_wait=True, was_put_off=True).rows >= LEAST_ROWS
 
 
-def test_a_last_part_of_other_width_says_nothing() -> None:
-    width = SliceWidth()
-    width.note_narrow(1.0)
-    width.note_slice(FIRST_ROWS // 2, 100.0)
-    assert width.rows == FIRST_ROWS
-    width.note_slice(FIRST_ROWS, STRETCH + 0.1)
-    assert width.rows < FIRST_ROWS
+def test_too_little_room_is_waited_for_in_bounds_and_only_once() -> None:
+    least_s = BASE_S + ROW_S * LEAST_ROWS
+    for room in (-0.01, 0.0, 0.01, 0.03):
+        chosen = step(room=room)
+        assert chosen.rows == 0
+        assert room <= chosen.wait_s <= least_s + 1e-9
+        assert step(room=room, was_put_off=True).rows == LEAST_ROWS
 
 
-def test_parts_cover_a_chunk_and_none_is_much_smaller_than_the_others() -> None:
-    width = SliceWidth()
-    for rows in range(FIRST_ROWS + 1, 300):
-        at, sizes = 0, list[int]()
-        while at < rows:
-            end = width.end_of_part(at, rows)
-            sizes.append(end - at)
-            at = end
-        assert at == rows
-        assert min(sizes) >= FIRST_ROWS / 2
-        assert max(sizes) < 1.5 * FIRST_ROWS
+def test_where_nobody_is_known_to_come_a_part_takes_as_long_again_as_decoding() -> None:
+    assert step().rows == pytest.approx(21, abs=1)
+    assert informed(0.005, 0.00001).step(1000, inf, others_wait=False, was_put_off=False).rows >= 400  # a GPU
+
+
+def test_the_rest_of_a_chunk_is_no_crumb() -> None:
+    for left in range(1, 400):
+        rows = step(left, 0.1).rows
+        assert rows == left or left - rows >= rows / 2
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert Slicing().step(1000, inf, others_wait=False, was_put_off=False).rows == LEAST_ROWS
+    assert Slicing().step(1000, 0.5, others_wait=False, was_put_off=False).rows == LEAST_ROWS
+
+
+def test_the_room_ends_with_the_first_who_is_not_overdue() -> None:
+    assert room_s(10.0, []) == inf
+    assert room_s(10.0, [(9.5, inf)]) == inf
+    assert room_s(10.0, [(9.9, 0.4), (9.8, 0.5)]) == pytest.approx(0.3)
+    assert room_s(10.0, [(9.0, 0.9)]) == pytest.approx(-0.1)
+    assert room_s(10.0, [(9.0, 1.0 / LATE - 0.01)]) == inf
