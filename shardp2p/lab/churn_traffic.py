@@ -32,14 +32,12 @@ class ChurnTraffic:
         return {"traffic_bytes_s": round(self.bytes_s), "dead_forgotten_s": round(self.forgotten_s, 1)}
 
 
-def measure_traffic(settings: ChurnSettings, *, calm_s: float = 60.0, measured_s: float = 30.0) -> ChurnTraffic:
-    """The traffic of `settings.peers` peers that come and go as `settings` says, once they all know one another."""
+def measure_traffic(settings: ChurnSettings, *, calm_s: float = 20.0, measured_s: float = 30.0) -> ChurnTraffic:
+    """The traffic of `settings.peers` peers that know one another and, after `calm_s`, come and go as they say."""
     draw = Random(settings.seed)
     epidemic = Epidemic(settings.seed)
-    for number in range(settings.peers):
-        epidemic.join(ENTRANCES)
-        epidemic.run_until((number + 1) * calm_s / settings.peers)
-    epidemic.run_until(2 * calm_s)
+    epidemic.form(settings.peers)
+    epidemic.run_until(calm_s)
     before, start = epidemic.traffic_bytes(), epidemic.now
     changes: list[tuple[float, SimulatedPeer, NodeState]] = []
     leaving: set[PeerId] = set()

@@ -6,7 +6,9 @@ same figures. `python -m shardp2p.lab.epidemic 1000` prints them.
 
 from __future__ import annotations
 
+import gc
 import heapq
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,12 +18,14 @@ from typing import Final
 
 from shardp2p.identity.keys import Identity
 from shardp2p.swarm.gossip import Gossip
-from shardp2p.swarm.neighbours import Connected, Neighbours
+from shardp2p.swarm.neighbours import CHOSEN, Connected, Neighbours
+from shardp2p.swarm.pace import lifetime_s, period_s
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.sealed_records import open_record
 from shardp2p.swarm.view_events import GossipEvent, Vanished
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.wire.codec import encode
+from shardp2p.wire.codec_gossip import HEARTBEAT_BYTES, SHORT_BYTES
 from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.news import News
 from shardp2p.wire.protocols import GOSSIP
@@ -32,9 +36,10 @@ DELAY_S: Final = 0.05
 """One way between any two peers."""
 OVERHEAD_BYTES: Final = 12 + 18
 """What the multiplexer and the encryption add to a message."""
+EMPTY_BYTES: Final = len(encode(GOSSIP, News()))
 UNIX_S: Final = 1_700_000_000.0
-JOINING_S: Final = 10.0
-SETTLING_S: Final = 15.0
+PERIODS: Final = 2.0
+"""How long what it costs is measured, in heartbeats of one peer."""
 
 
 @dataclass(slots=True)
@@ -71,22 +76,30 @@ class Epidemic:
 
     def join(self, entrances: int = 1) -> SimulatedPeer:
         """A new peer that was told of a few others."""
-        identity = self._identity()
-        rng = Random(self._rng.random())
-        alive = [peer for peer in self.peers.values() if peer.is_alive]
-        told = self._rng.sample(alive, min(len(alive), entrances))
-        publisher = Publisher(identity, self._swarm, rng, rng.randbytes)
-        peer = SimulatedPeer(
-            identity,
-            Gossip(publisher, self._swarm, opener=self._open),
-            Neighbours(identity.peer_id, [PeerAddress(other.peer_id, ("/",)) for other in told], rng),
-            {},
-            typical_coverage(identity.peer_id, [other.peer_id for other in alive[:8]]),
-        )
-        publisher.update(peer.coverage)
-        self.peers[peer.peer_id] = peer
+        alive = [peer.peer_id for peer in self.peers.values() if peer.is_alive]
+        peer = self._peer(self._rng.sample(alive, min(len(alive), entrances)), alive[:8])
         self._tick(peer)
         return peer
+
+    def form(self, size: int) -> None:
+        """A swarm of `size` peers that have known one another for long, in the moment in which it is looked at."""
+        peers = [self._peer((), []) for _ in range(size)]
+        links = [peer.peer_id for peer in peers[:8]]
+        period = period_s(lifetime_s(size))
+        for peer in peers:
+            others = [other.peer_id for other in peers if other is not peer]
+            for chosen in self._rng.sample(others, min(len(others), CHOSEN)):
+                self._connect(peer, chosen)
+            peer.coverage = typical_coverage(peer.peer_id, links)
+            peer.gossip.own.update(peer.coverage)
+            spoke_at = self.now - self._rng.random() * period
+            peer.gossip.own.tick(spoke_at, UNIX_S + spoke_at, size)
+        told = [(peer, news) for peer in peers if (news := peer.gossip.own.news(self.now)) is not None]
+        for peer in peers:
+            for other, news in told:
+                if other is not peer:
+                    peer.gossip.view.learn(news, self.now)
+            self._at(self.now + self._rng.random() * TICK_S, partial(self._tick, peer))
 
     def kill(self, peer: SimulatedPeer) -> None:
         """End a peer without a word; its neighbours notice that the streams are gone."""
@@ -114,6 +127,21 @@ class Epidemic:
     def traffic_bytes(self) -> int:
         """Sent and received by all peers since the beginning."""
         return sum(peer.sent_bytes + peer.received_bytes for peer in self.peers.values())
+
+    def _peer(self, told: Iterable[PeerId], linked: Iterable[PeerId]) -> SimulatedPeer:
+        identity = self._identity()
+        rng = Random(self._rng.random())
+        publisher = Publisher(identity, self._swarm, rng, rng.randbytes)
+        peer = SimulatedPeer(
+            identity,
+            Gossip(publisher, self._swarm, opener=self._open),
+            Neighbours(identity.peer_id, [PeerAddress(other, ("/",)) for other in told], rng),
+            {},
+            typical_coverage(identity.peer_id, linked),
+        )
+        publisher.update(peer.coverage)
+        self.peers[peer.peer_id] = peer
+        return peer
 
     def _identity(self) -> Identity:
         return Identity.from_seed(self._rng.randbytes(32))
@@ -160,12 +188,14 @@ class Epidemic:
 
     def _wake(self, peer: SimulatedPeer) -> None:
         """Send what is due, and come again when more is."""
-        for other in list(peer.connected):
-            while peer.gossip.due_at(other) <= self.now:
-                news = peer.gossip.take(other, self.now)
+        gossip, due = peer.gossip, math.inf
+        for other in peer.connected:
+            while (due_at := gossip.due_at(other)) <= self.now:
+                news = gossip.take(other, self.now)
                 if not news.is_empty:
                     self._send(peer, self.peers[other], news)
-        due = min((peer.gossip.due_at(other) for other in peer.connected), default=float("inf"))
+            if due_at < due:
+                due = due_at
         # A tick comes anyway, so only what is due before it needs a place in the agenda.
         if self.now < due < self.now + TICK_S and not self.now < peer.wakes_at <= due:
             peer.wakes_at = due
@@ -176,7 +206,7 @@ class Epidemic:
             self._wake(peer)
 
     def _send(self, sender: SimulatedPeer, receiver: SimulatedPeer, news: News) -> None:
-        size = len(encode(GOSSIP, news)) + OVERHEAD_BYTES
+        size = encoded_bytes(news) + OVERHEAD_BYTES
         sender.sent_bytes += size
         self._at(self.now + DELAY_S, partial(self._receive, sender, receiver, news, size))
 
@@ -190,6 +220,18 @@ class Epidemic:
         for event in events:
             if isinstance(event, Vanished) and event.reason == "silent":
                 peer.neighbours.lost(event.record)
+
+
+def encoded_bytes(news: News) -> int:
+    """What `news` takes once it is encoded, without encoding what comes in great numbers."""
+    if news.records or news.offers or news.value_wants or news.values:
+        return len(encode(GOSSIP, news))
+    packed = (HEARTBEAT_BYTES * len(news.heartbeats), SHORT_BYTES * len(news.record_wants))
+    return EMPTY_BYTES + sum(1 + _varint_bytes(size) + size for size in packed if size)
+
+
+def _varint_bytes(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))
 
 
 def typical_coverage(peer: PeerId, linked: Iterable[PeerId]) -> Coverage:
@@ -214,20 +256,22 @@ def typical_coverage(peer: PeerId, linked: Iterable[PeerId]) -> Coverage:
 
 
 def main(size: int) -> None:
-    """Print what `size` peers that join within seconds cost later, and how soon a death is known."""
+    """Print what `size` peers that have formed a swarm cost each, and how soon a death is known."""
     epidemic = Epidemic()
-    for number in range(size):
-        epidemic.join(entrances=3)
-        epidemic.run_until(number * JOINING_S / size)
-    epidemic.run_until(epidemic.now + SETTLING_S)
-    seen = min(len(peer.gossip.view) for peer in epidemic.peers.values()) + 1
+    epidemic.form(size)
+    gc.freeze()  # what lives to the end need not be looked at again and again
+    period = period_s(lifetime_s(size))
+    epidemic.run_until(period)
     before, start = epidemic.traffic_bytes(), epidemic.now
+    epidemic.run_until(start + PERIODS * period)
+    per_peer = (epidemic.traffic_bytes() - before) / size / (PERIODS * period)
+    seen = min(len(peer.gossip.view) for peer in epidemic.peers.values()) + 1
     victim = next(iter(epidemic.peers.values()))
     epidemic.kill(victim)
+    start = epidemic.now
     while epidemic.knowing(victim) and epidemic.now < start + 120:
         epidemic.run_until(epidemic.now + TICK_S)
     took = epidemic.now - start
-    per_peer = (epidemic.traffic_bytes() - before) / len(epidemic.peers) / took
     degree = sum(len(peer.connected) for peer in epidemic.peers.values()) / len(epidemic.peers)
     sys.stdout.write(
         f"{size} peers, each sees {seen} or more, {degree:.1f} neighbours, {per_peer:.0f} bytes/s in and out, "

@@ -32,4 +32,4 @@ class Disbelief:
 
     def holds(self, short: ShortId, now: float) -> bool:
         """Whether this peer is not believed."""
-        return now < self._until.get(short, 0.0)
+        return bool(self._until) and now < self._until.get(short, 0.0)

@@ -114,6 +114,9 @@ class Queue(Generic[K]):
 
     def take(self, most: int) -> list[K]:
         """Remove and return the first `most`."""
+        if len(self._names) <= most:
+            names, self._names = self._names, {}
+            return list(names)
         taken = [name for name, _ in zip(self._names, range(most), strict=False)]
         for name in taken:
             del self._names[name]

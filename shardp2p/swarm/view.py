@@ -50,14 +50,7 @@ class _Entry:
     first_heard_at: float  # of this count: it was not sent later
     alive_at: float  # when this count was sent, as far as we know
     allowance: TokenBucket
-
-    @property
-    def version(self) -> tuple[int, int]:
-        return self.record.sequence, self.count
-
-    @property
-    def lifetime_s(self) -> float:
-        return DEPARTURE_KEPT_S if self.record.is_departure else self.record.lifetime_s
+    lifetime_s: float
 
 
 class View:
@@ -123,16 +116,18 @@ class View:
 
     def hear(self, heartbeat: Heartbeat, now: float) -> Hearing:
         """Take in a heartbeat that a neighbour sent."""
-        short, version = heartbeat.short, (heartbeat.sequence, heartbeat.count)
+        short, sequence = heartbeat.short, heartbeat.sequence
         if self._disbelief.holds(short, now):
             return "ignored"
         if (entry := self._entries.get(short)) is None:
-            if heartbeat.age_s >= MAX_LIFETIME_S or version <= self._gone.get(short, (0, 0)):
+            is_known = (sequence, heartbeat.count) <= self._gone.get(short, (0, 0))
+            if heartbeat.age_s >= MAX_LIFETIME_S or is_known:
                 return "old"
             return "wanted" if len(self._entries) < self._max_peers else "ignored"
-        if heartbeat.sequence > entry.record.sequence:
+        known = entry.record.sequence
+        if sequence > known:
             return "wanted" if entry.allowance.has(1, now) else "ignored"
-        if version < entry.version or heartbeat.age_s >= entry.lifetime_s:
+        if sequence < known or heartbeat.count < entry.count or heartbeat.age_s >= entry.lifetime_s:
             return "old"
         return self._hear_current(entry, heartbeat, now)
 
@@ -196,15 +191,13 @@ class View:
         if entry is not None:
             self._departed -= entry.record.is_departure
         self._departed += record.is_departure
-        heartbeat = news.heartbeat
+        beat, lifetime_s = news.heartbeat, DEPARTURE_KEPT_S if record.is_departure else record.lifetime_s
         self._entries[short] = _Entry(
-            record, news.sealed, heartbeat.count, heartbeat.proof, now, now - heartbeat.age_s, allowance
+            record, news.sealed, beat.count, beat.proof, now, now - beat.age_s, allowance, lifetime_s
         )
         self._gone.pop(short, None)
         self._live = None
-        self._none_silent_before = min(
-            self._none_silent_before, now - heartbeat.age_s + self._entries[short].lifetime_s
-        )
+        self._none_silent_before = min(self._none_silent_before, now - beat.age_s + lifetime_s)
         if record.is_departure:
             return None if before is None else Vanished(before, "left")
         return Appeared(record) if before is None else Updated(record, before)

@@ -29,6 +29,7 @@ MAX_KIND: Final = 255
 
 _HEARTBEAT = struct.Struct(f">{SHORT_BYTES}sHIHH{CHAIN_BYTES}s")
 """Short id, sequence (48 bits), count, age, proof."""
+HEARTBEAT_BYTES: Final = _HEARTBEAT.size
 _VALUE_ID = struct.Struct(f">B{DIGEST_BYTES}s")
 _AGE_UNIT_S: Final = 1 / 8
 _MAX_AGE: Final = 2**16 - 1

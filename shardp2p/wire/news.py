@@ -70,7 +70,9 @@ class News:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to say."""
-        return self == News()
+        return not (
+            self.heartbeats or self.records or self.record_wants or self.offers or self.value_wants or self.values
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from shardp2p.lab.epidemic import Epidemic
+import pytest
+
+from shardp2p.lab.epidemic import Epidemic, encoded_bytes
+from shardp2p.swarm.neighbours import CHOSEN
+from shardp2p.wire.codec import encode
+from shardp2p.wire.news import Heartbeat, News, ShortId
+from shardp2p.wire.protocols import GOSSIP
 
 
 def test_swarm_of_sixty_converges_forgets_the_dead_and_stays_cheap() -> None:
@@ -23,6 +29,30 @@ def test_swarm_of_sixty_converges_forgets_the_dead_and_stays_cheap() -> None:
     assert epidemic.knowing(victim) == 0
     assert {len(peer.gossip.view) for peer in epidemic.peers.values()} == {57}
     assert (epidemic.traffic_bytes() - before) / 58 / 15 < 20_000
+
+
+def test_a_swarm_that_has_formed_goes_on_as_one_that_was_joined() -> None:
+    epidemic = Epidemic(seed=3)
+    epidemic.form(40)
+    assert {len(peer.gossip.view) for peer in epidemic.peers.values()} == {39}
+    epidemic.run_until(30.0)
+    assert {len(peer.gossip.view) for peer in epidemic.peers.values()} == {39}
+    assert all(len(peer.connected) >= CHOSEN for peer in epidemic.peers.values())
+    newcomer = epidemic.join(entrances=2)
+    epidemic.run_until(33.0)
+    assert len(newcomer.gossip.view) == 40
+    assert epidemic.knowing(newcomer) == 40
+    epidemic.kill(newcomer)
+    epidemic.run_until(45.0)
+    assert epidemic.knowing(newcomer) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 200, 481, 482, 512])
+def test_size_of_news_is_what_its_encoding_takes(count: int) -> None:
+    heartbeat = Heartbeat(ShortId(bytes(8)), 5, 1, bytes(16), 0.5)
+    wants = (ShortId(bytes(8)),) * min(count, 100)
+    for news in (News(heartbeats=(heartbeat,) * count), News(heartbeats=(heartbeat,) * count, record_wants=wants)):
+        assert encoded_bytes(news) == len(encode(GOSSIP, news))
 
 
 def test_simulation_gives_the_same_figures_again() -> None:
