@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from shardp2p.cli import bench, chat, coverage, demo, doctor, generate, lab, model, peers, plan_ring, status, swarm, up
+from shardp2p.cli import (
+    bench,
+    bench_idle,
+    chat,
+    coverage,
+    demo,
+    doctor,
+    generate,
+    lab,
+    model,
+    peers,
+    plan_ring,
+    status,
+    swarm,
+    up,
+)
 from shardp2p.cli.output import note, one_line
 
 app = typer.Typer(
@@ -27,6 +42,7 @@ app.command("plan")(plan_ring.plan)
 app.command("doctor")(doctor.doctor)
 app.add_typer(model.app)
 app.add_typer(swarm.app)
+bench.app.command("idle")(bench_idle.idle)
 app.add_typer(bench.app)
 app.add_typer(lab.app)
 
