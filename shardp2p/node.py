@@ -22,6 +22,7 @@ from shardp2p.coordinator.remote import open_remote_generation
 from shardp2p.coordinator.remote_service import GenerateService
 from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.coordinator.stream import GenerationStream
+from shardp2p.coordinator.waiting import Line
 from shardp2p.errors import ConfigError, LocalProtocolError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import parse_address
 from shardp2p.host.circuit.service import open_circuits
@@ -79,6 +80,7 @@ class Node:
         self.ring_edges = RingEdges(host)
         """The peers next to us in rings."""
         self._verdicts = VerdictInbox()
+        self._line = Line()
         self._stage = StageService(self.ring_edges)
         self._held: list[HeldModel] = []
         self._probe_answers = ProbeAnswers(is_busy=self.is_busy)
@@ -87,7 +89,7 @@ class Node:
         host.serve(RING, self._serve_ring)
         self.proposers = Proposers(AnswerMemory())
         """Who drafts for what we drive."""
-        self._driving = GenerateService(self.ring_edges, self._verdicts, self._proposer_for_client)
+        self._driving = GenerateService(self.ring_edges, self._verdicts, self._proposer_for_client, self._line)
         self.sealed_record: Callable[[], bytes] = bytes
         """Our newest coverage record; empty outside a swarm."""
 
@@ -230,7 +232,11 @@ class Node:
         """
         if driver == "local" or plan.stages[0].peer_id == self.peer_id:
             own = proposer or self._propose(draft, plan, request)
-            return open_generation(self.ring_edges, self._verdicts, plan, request, proposer=own, limits=limits)
+
+            def open_one(within: GenerationRequest) -> AbstractAsyncContextManager[GenerationStream]:
+                return open_generation(self.ring_edges, self._verdicts, plan, within, proposer=own, limits=limits)
+
+            return self._line.open(request, open_one)
         if proposer is not None:
             raise LocalProtocolError("a proposer of one's own proposes only where the generation is driven here")
         return open_remote_generation(self._host, plan, request, draft=draft, limits=limits)

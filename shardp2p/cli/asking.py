@@ -52,6 +52,7 @@ class Wish:
     blocked: frozenset[PeerId] = frozenset()
     only: frozenset[PeerId] = frozenset()
     wire_scheme: WireScheme = "raw"
+    wait_s: float = 0.0
     draft_model: Path | None = None
 
 
@@ -162,6 +163,15 @@ def parse_drafting(
     return ("model" if has_model else kinds[draft]), Limits(max_chunks=depth)
 
 
+def parse_wait(seconds: float) -> float:
+    """How long it may wait for room. Raises: ConfigError."""
+    from shardp2p.wire.codec_generate import MAX_WAIT_S
+
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise ConfigError(f"--wait is {seconds:g}; it must be between 0 and {MAX_WAIT_S:.0f} seconds")
+    return seconds
+
+
 def parse_wire(text: str) -> WireScheme:
     """How hidden states are to cross the network. Raises: ConfigError."""
     for scheme in WIRE_SCHEMES:
@@ -219,7 +229,13 @@ class Asker:
 
         wish, vocab_size = self._wish, self._model.manifest.vocab_size
         return GenerationRequest(
-            prompt_tokens, max_tokens, stop_tokens, wish.sampling, vocab_size, wire_scheme=wish.wire_scheme
+            prompt_tokens,
+            max_tokens,
+            stop_tokens,
+            wish.sampling,
+            vocab_size,
+            wire_scheme=wish.wire_scheme,
+            wait_s=wish.wait_s,
         )
 
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from shardp2p.cli import options
-from shardp2p.cli.asking import DEFAULTS, Wish, check_peer_ids, check_peers, parse_biases, parse_drafting, parse_wire
+from shardp2p.cli.asking import (
+    DEFAULTS,
+    Wish,
+    check_peer_ids,
+    check_peers,
+    parse_biases,
+    parse_drafting,
+    parse_wait,
+    parse_wire,
+)
 from shardp2p.cli.texts import to_text
 from shardp2p.config import load_settings
 from shardp2p.errors import ConfigError
@@ -76,6 +85,7 @@ class AskOptions:
     no_memory: options.NoMemory = False
     depth: options.Depth = 1
     wire: options.Wire = "raw"
+    wait: options.Wait = 0.0
     local_driver: options.LocalDriver = False
     local_layers: options.LocalLayers = 0
     data_dir: options.DataDir = None
@@ -110,6 +120,7 @@ class AskOptions:
             draft=kind,
             limits=limits,
             wire_scheme=parse_wire(self.wire),
+            wait_s=parse_wait(self.wait),
             is_local=self.local_driver,
             local_layers=self.local_layers,
             blocked=check_peer_ids(self.block or (), "--block"),

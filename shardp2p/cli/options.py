@@ -137,6 +137,9 @@ Wire = Annotated[
         help="How activations go from peer to peer; raw is exact, the others are smaller and round.",
     ),
 ]
+Wait = Annotated[
+    float, Option("--wait", metavar="SECONDS", help="Wait so long for room on the ring; 0: be declined at once.")
+]
 LocalDriver = Annotated[
     bool, Option("--local-driver", help="Drive the answer here: fewer peers see its tokens, and each lap is longer.")
 ]

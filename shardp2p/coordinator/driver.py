@@ -123,6 +123,7 @@ class _Driver:
         self._tokens_epoch = -1
         self._is_closing = False
         self.result = Result()
+        self.opened = trio.Event()
         self.failure: ShardError | None = None
 
     async def run(self) -> None:
@@ -142,10 +143,12 @@ class _Driver:
             log.info("generation_failed", session=self._session, status=self.failure.wire_status)
         finally:
             self._tokens_send.close()
+            self.opened.set()
 
     async def _drive(self, stack: AsyncExitStack) -> None:
         started = trio.current_time()
         controls = await self._open_stages(stack)
+        self.opened.set()
         first = self._plan.stages[0]
         with blaming(first.peer_id):
             stream = await self._network.open_stream(first.peer_id, RING, first.addresses)

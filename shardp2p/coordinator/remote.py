@@ -62,8 +62,9 @@ class _RemoteDriver:
         self._count = 0
         self._max_tokens = request.max_tokens
         # Longer than the driver itself waits for its ring, so that it is the one that says who hangs.
-        self._patience_s = OPEN_S + 2 * LAP_S + LAP_TOKEN_S * len(request.prompt_tokens)
+        self._patience_s = request.wait_s + OPEN_S + 2 * LAP_S + LAP_TOKEN_S * len(request.prompt_tokens)
         self.result = Result()
+        self.opened = trio.Event()
         self.failure: ShardError | None = None
 
     async def run(self) -> None:
@@ -81,6 +82,7 @@ class _RemoteDriver:
             self.failure = error
         finally:
             self._tokens_send.close()
+            self.opened.set()
 
     async def _read(self, channel: MessageChannel) -> None:
         started = trio.current_time()
@@ -91,6 +93,7 @@ class _RemoteDriver:
                 raise RemoteProtocolError(f"{channel.peer} sent {type(message).__name__} as the answer")
             if self.result.ttft_s is None:
                 self.result.ttft_s = trio.current_time() - started
+                self.opened.set()
             self._count += len(message.tokens)
             if self._count > self._max_tokens:
                 raise RemoteProtocolError(f"{channel.peer} sent more than the {self._max_tokens} tokens asked for")

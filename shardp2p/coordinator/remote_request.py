@@ -41,6 +41,7 @@ def to_message(plan: Plan, request: GenerationRequest, limits: Limits, draft: Dr
         prefill_tokens=limits.prefill_tokens,
         draft_tokens=limits.draft_tokens,
         wire_scheme=request.wire_scheme,
+        wait_s=request.wait_s,
     )
 
 
@@ -61,6 +62,7 @@ def from_message(message: Generate) -> tuple[Plan, GenerationRequest, Limits]:
         vocab_size=message.vocab_size,
         budget_s=message.budget_s,
         wire_scheme=message.wire_scheme,
+        wait_s=message.wait_s,
     )
     limits = Limits(
         max_chunks=message.max_chunks,

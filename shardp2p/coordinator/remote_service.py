@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import structlog
@@ -15,6 +16,7 @@ from shardp2p.coordinator.inbound import VerdictInbox
 from shardp2p.coordinator.remote_request import from_message
 from shardp2p.coordinator.request import GenerationRequest, Result
 from shardp2p.coordinator.stream import GenerationStream
+from shardp2p.coordinator.waiting import Line
 from shardp2p.errors import (
     ConfigError,
     LocalProtocolError,
@@ -58,11 +60,16 @@ class GenerateService:
     """The driver's side. `make_proposer` makes a fresh proposer for a client's request, or None."""
 
     def __init__(
-        self, network: Network, verdicts: VerdictInbox, make_proposer: Callable[[Generate, PeerId], Proposer | None]
+        self,
+        network: Network,
+        verdicts: VerdictInbox,
+        make_proposer: Callable[[Generate, PeerId], Proposer | None],
+        line: Line | None = None,
     ) -> None:
         self._network = network
         self._verdicts = verdicts
         self._make_proposer = make_proposer
+        self._line = line or Line()
         self._driven: Counter[PeerId] = Counter()  # by client; at most MAX_DRIVEN in all
 
     @property
@@ -117,9 +124,11 @@ class GenerateService:
         """Generate and hand on. The client's leaving cancels it, whatever it waits for."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_client, channel)
-            async with open_generation(
-                self._network, self._verdicts, plan, request, proposer=proposer, limits=limits
-            ) as stream:
+
+            def open_one(within: GenerationRequest) -> AbstractAsyncContextManager[GenerationStream]:
+                return open_generation(self._network, self._verdicts, plan, within, proposer=proposer, limits=limits)
+
+            async with self._line.open(request, open_one) as stream:
                 await _send_all(channel, stream)
             await _send(channel, _finished(stream.result))
             nursery.cancel_scope.cancel()

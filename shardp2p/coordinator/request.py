@@ -20,7 +20,8 @@ class GenerationRequest:
     """What to generate. After this point there are only token ids, all below `vocab_size` (0: not known).
 
     `budget_s` is how long it may take from now on; None: as long as something comes around the ring. `wire_scheme` says
-    how hidden states go from stage to stage; where it is raw, the answer is that of the whole model.
+    how hidden states go from stage to stage; where it is raw, the answer is that of the whole model. `wait_s`
+    is how long it may wait for room on the ring, where it is driven; without, it is declined at once.
     """
 
     prompt_tokens: tuple[Token, ...]
@@ -30,6 +31,7 @@ class GenerationRequest:
     vocab_size: int = 0
     budget_s: float | None = None
     wire_scheme: WireScheme = "raw"
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,20 @@ from typing import Protocol
 import trio
 
 from shardp2p.coordinator.request import Result
-from shardp2p.errors import ShardError
+from shardp2p.errors import OverloadedError, ShardError
 from shardp2p.vocabulary import Token
 
 
 class Source(Protocol):
-    """A generation under way. `run` never raises a ShardError: it leaves it in `failure`, and ends `tokens`."""
+    """A generation under way. `run` never raises a ShardError: it leaves it in `failure`, and ends `tokens`.
+
+    `opened` is set when all stages are seen to have room for it, at the latest when it ends.
+    """
 
     tokens: trio.MemoryReceiveChannel[tuple[Token, ...]]
     result: Result
     failure: ShardError | None
+    opened: trio.Event
 
     async def run(self) -> None:
         """Generate to the end."""
@@ -41,6 +45,11 @@ class GenerationStream:
 
     def __aiter__(self) -> GenerationStream:
         return self
+
+    async def wait_open(self) -> bool:
+        """Whether its stages have room for it, once that is known."""
+        await self._source.opened.wait()
+        return not isinstance(self._source.failure, OverloadedError)
 
     async def __anext__(self) -> tuple[Token, ...]:
         try:

@@ -41,6 +41,9 @@ MAX_LAPS: Final = 4096
 
 MAX_SECONDS: Final = 1e9
 
+MAX_WAIT_S: Final = 3600.0
+"""Whoever waits takes up one of the driver's places."""
+
 T = TypeVar("T")
 
 _DRAFTS: Final[dict[str, DraftKind]] = {"none": "none", "text": "text", "lookup": "lookup", "model": "model"}
@@ -70,6 +73,7 @@ def _write_generate(message: Generate) -> bytes:
         draft_tokens=message.draft_tokens,
         # Left out as before there was a choice, so that a driver of then takes the message as well.
         wire_scheme=None if message.wire_scheme == "raw" else write_scheme(message.wire_scheme),
+        wait_s=message.wait_s,
     ).SerializeToString()
 
 
@@ -95,6 +99,7 @@ def _read_generate(wire: generate_pb2.Generate) -> Generate:
         prefill_tokens=wire.prefill_tokens,
         draft_tokens=wire.draft_tokens,
         wire_scheme=read_scheme(wire.wire_scheme) if wire.wire_scheme else "raw",
+        wait_s=wire.wait_s,
     )
 
 
@@ -124,6 +129,8 @@ def _check_generate(message: Generate) -> None:
             raise InvalidError(f"{number} {what}; {least} to {most} are allowed")
     if message.budget_s is not None and not 0.0 < message.budget_s <= MAX_SECONDS:
         raise InvalidError(f"a budget of {message.budget_s} s")
+    if not 0.0 <= message.wait_s <= MAX_WAIT_S:
+        raise InvalidError(f"a wait of {message.wait_s} s; at most {MAX_WAIT_S:.0f} s are allowed")
 
 
 def _check_stages(stages: Sequence[RingStage]) -> None:

@@ -45,6 +45,7 @@ class Generate:
     prefill_tokens: int = 1
     draft_tokens: int = 0
     wire_scheme: WireScheme = "raw"
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ def test_option_that_cannot_be_is_named(refused: Callable[..., str], options: li
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--draft", "magic"), ("--wire", "zip"), ("--depth", "33"), ("--stop", "")]
+    ("option", "value"), [("--draft", "magic"), ("--wire", "zip"), ("--wait", "-1"), ("--depth", "33"), ("--stop", "")]
 )
 def test_drafting_and_stopping_need_sound_values(
     refused: Callable[..., str], stages: list[StageProcess], option: str, value: str

@@ -203,6 +203,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
     GENERATE: {
         "generate": GENERATION,
         "generate_without_options": SHORT_GENERATION,
+        "generate_that_waits": dataclasses.replace(SHORT_GENERATION, wait_s=7.5),
         "generate_int8": dataclasses.replace(SHORT_GENERATION, wire_scheme="int8"),
         "batch": Batch((5, 0, 2**31 - 1)),
         "finished": FINISHED,
@@ -352,6 +353,13 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "generate_id_of_32_bits": (generate_pb2.Generate, GENERATION, lambda m: m.prompt_tokens.append(2**31)),
         "generate_no_tokens": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "max_tokens", 0)),
         "generate_without_sampling": (generate_pb2.Generate, GENERATION, lambda m: m.ClearField("sampling")),
+        "generate_negative_wait": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "wait_s", -1.0)),
+        "generate_endless_wait": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "wait_s", float("inf"))),
+        "generate_wait_that_is_no_number": (
+            generate_pb2.Generate,
+            GENERATION,
+            lambda m: setattr(m, "wait_s", float("nan")),
+        ),
         "generate_negative_budget": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "budget_s", -1.0)),
         "generate_unknown_scheme": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "wire_scheme", 9)),
         "generate_unknown_draft": (generate_pb2.Generate, GENERATION, lambda m: setattr(m, "draft", "oracle")),
