@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from shardp2p.cli.arms_view import describe_arms
+from shardp2p.cli.asking import parse_wire
 from shardp2p.cli.interrupts import interrupts
-from shardp2p.cli.options import AsJson, DataDir
+from shardp2p.cli.options import AsJson, DataDir, Wire
 from shardp2p.cli.output import write, write_json
-from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.progress import Report, progress_bar
 from shardp2p.config import UpSettings, load_settings
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
 from shardp2p.vocabulary import ModelId
-from shardp2p.weights.store import ModelStore
+from shardp2p.weights.store import ModelStore, StoredModel
 
 LEAST_TOPOLOGIES = 20
 """So that each kind of swarm is among them."""
@@ -45,12 +47,10 @@ def loopback(
         if value < least:
             raise ConfigError(f"{name} is {value}; it must be at least {least}")
     settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
-    store = ModelStore(load_settings(data_dir=data_dir).paths.models_dir)
     from shardp2p.lab.loopback import measure_loopback
 
     with progress_bar() as report:
-        is_missing = model == "smollm2" and not store.directory_of(ModelId(model)).exists()
-        stored = store.import_model(model, progress=report) if is_missing else store.resolve(model, report)
+        stored = _find_model(model, data_dir, report)
         result = interrupts.run(
             lambda: measure_loopback(
                 stored, rounds=rounds, tokens=tokens, dtype=settings.dtype, stages=stages, threads=threads,
@@ -63,6 +63,52 @@ def loopback(
         write_json(measured)
     else:
         write(_describe(measured))
+
+
+@app.command("sessions")
+def sessions(
+    count: Annotated[int, typer.Option("--sessions", help="How many at once.")] = 8,
+    queued: Annotated[int, typer.Option("--queued", help="Clients that wait for room; 0: leave that out.")] = 32,
+    rounds: Annotated[int, typer.Option("--rounds", help="Turns of everything.")] = 3,
+    tokens: Annotated[int, typer.Option("--tokens", help="Length of each answer.")] = 48,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Length of the long prompt.")] = 1500,
+    stages: Annotated[int, typer.Option("--stages", help="Processes of the ring.")] = 3,
+    rtt_ms: Annotated[float, typer.Option("--rtt-ms", help="Round trip between any two peers.")] = 0.0,
+    wire: Wire = "raw",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option("--threads", help="Threads of each process; 0: torch decides.")] = 1,
+    model: Annotated[str, typer.Option("--model", help="A model in the store, or a directory.")] = "smollm2",
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Compare sessions at once with one alone, and see how long a long prompt takes and holds up others."""
+    configure_logging("warning")
+    for name, value, least in (
+        ("--sessions", count, 2),
+        ("--queued", queued, 0),
+        ("--rounds", rounds, 1),
+        ("--tokens", tokens, 8),
+        ("--prompt-tokens", prompt_tokens, 1),
+        ("--rtt-ms", rtt_ms, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+    settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
+    scheme = parse_wire(wire)
+    from shardp2p.lab.sessions import Order, measure_sessions
+
+    with progress_bar() as report:
+        stored = _find_model(model, data_dir, report)
+        order = Order(
+            stored, count, queued, tokens, rounds, stages, prompt_tokens, settings.dtype, threads, rtt_ms / 1e3, scheme
+        )
+        result = interrupts.run(lambda: measure_sessions(order, data_dir=data_dir, progress=report))
+    told = {"model": stored.name, "dtype": dtype, "stages": stages, "rtt_ms": rtt_ms, "wire": scheme, "rounds": rounds}
+    measured = told | {"sessions": count, "tokens": tokens, "prompt_tokens": prompt_tokens} | result.report()
+    if as_json:
+        write_json(measured)
+    else:
+        write(_describe_sessions(measured))
 
 
 @app.command("wan")
@@ -121,6 +167,36 @@ def placement(
         write_json(measured)
     else:
         write(_describe_placement(measured))
+
+
+def _find_model(model: str, data_dir: Path | None, report: Report) -> StoredModel:
+    """The model, imported now if it is the usual one and not there yet."""
+    store = ModelStore(load_settings(data_dir=data_dir).paths.models_dir)
+    is_missing = model == "smollm2" and not store.directory_of(ModelId(model)).exists()
+    return store.import_model(model, progress=report) if is_missing else store.resolve(model, report)
+
+
+def _describe_sessions(measured: dict[str, Any]) -> str:
+    m = measured
+    return (
+        f"{m['model']} in {m['dtype']}, {m['stages']} stages, {m['rtt_ms']:g} ms of round trip, {m['wire']}\n"
+        f"\n"
+        f"one session                  {m['one_tok_s']:7.1f} tokens/s\n"
+        f"{m['sessions']:<3} at once                 {m['all_tok_s']:7.1f} tokens/s   × {m['ratio']:.2f}, "
+        f"fairness {m['fairness']:.3f}\n"
+        f"\n"
+        f"a prompt of {m['prompt_tokens']:<5} tokens     {m['ttft_s']:7.2f} s to the first token   "
+        f"× {m['ttft_ratio']:.2f} of its bound; {m['ttft_beside_s']:.2f} s beside a session\n"
+        f"a session's gaps             {m['gap_usual_ms']:7.1f} ms, beside the prompt {m['gap_beside_ms']:.1f} ms, "
+        f"at most {m['gap_longest_ms']:.1f} ms   × {m['gap_ratio']:.2f}\n"
+    ) + (_describe_queue(m) if "queue_fairness" in m else "")
+
+
+def _describe_queue(m: dict[str, Any]) -> str:
+    return (
+        f"clients that wait            {m['queue_tok_s']:7.1f} tokens/s   fairness {m['queue_fairness']:.3f}, "
+        f"the first token after {m['queue_longest_wait_s']:.1f} s at most\n"
+    )
 
 
 def _describe_placement(measured: dict[str, Any]) -> str:

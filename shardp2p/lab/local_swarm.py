@@ -56,6 +56,7 @@ async def local_swarm(
     *,
     dtype: DType,
     threads: int = 0,
+    cache_rows: int | None = None,
     data_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
@@ -63,7 +64,8 @@ async def local_swarm(
 ) -> AsyncIterator[tuple[StageProcess, ...]]:
     """A process for each of `splits`, in that order, all started at once and all ready; they end with the context.
 
-    `threads` is how many each one computes with, 0: as many as torch likes. Processes that are not forked share no
+    `threads` is how many each one computes with, 0: as many as torch likes; `cache_rows` how many each has for all
+    sessions, None: the usual number. Processes that are not forked share no
     memory with others, for those who measure it. Leaving the context, cancelled or not,
     takes a little more than `children.STOP_S` at most.
     Raises: the error with which the first stage failed that could not start.
@@ -71,7 +73,7 @@ async def local_swarm(
     async with open_children() as children:
 
         async def start(name: str, layers: LayerRange, identity: Path) -> Child:
-            arguments = _up(model, layers, dtype, threads, identity, data_dir)
+            arguments = _up(model, layers, dtype, threads, identity, data_dir, cache_rows)
             if are_forked:
                 return await children.start_peer(name, arguments, environment)
             return await children.start(name, peer_command(arguments), environment)
@@ -108,12 +110,20 @@ async def _start_all(
 
 
 def _up(
-    model: str, layers: LayerRange, dtype: DType, threads: int, identity: Path, data_dir: Path | None
+    model: str,
+    layers: LayerRange,
+    dtype: DType,
+    threads: int,
+    identity: Path,
+    data_dir: Path | None,
+    cache_rows: int | None,
 ) -> tuple[str, ...]:
     """What a user would type for a stage after `shardp2p`, and what ties the process to us."""
     command = ["up", "--model", model, "--layers", str(layers)]
     command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--dtype", dtype, "--threads", str(threads)]
     command += ["--identity", str(identity), "--json", "--exit-on-stdin-close"]
+    if cache_rows is not None:
+        command += ["--cache-rows", str(cache_rows)]
     if data_dir is not None:
         command += ["--data-dir", str(data_dir)]
     return tuple(command)

@@ -55,3 +55,26 @@ def test_value_that_cannot_be_is_named(
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_sessions_are_measured_and_answer_at_once_as_they_do_alone(tiny: Path, tmp_path: Path) -> None:
+    options = ["--model", tiny, "--data-dir", tmp_path, "--rounds", 1, "--tokens", 8, "--stages", 2]
+    options += ["--sessions", 2, "--queued", 3, "--prompt-tokens", 200, "--rtt-ms", 4]
+    with running("bench", "sessions", *options, "--json") as process:
+        exit_code, out = process.wait()
+        assert exit_code == 0, process.stderr
+    report = json.loads(out)
+    assert (report["model"], report["sessions"], report["wire"], report["rtt_ms"]) == ("tiny", 2, "raw", 4)
+    assert report["identical"] is True
+    assert report["queue_least_tokens"] > 0
+    figures = {
+        "ratio",
+        "fairness",
+        "gap_ratio",
+        "gap_usual_ms",
+        "ttft_s",
+        "ttft_ratio",
+        "ttft_beside_s",
+        "queue_fairness",
+    }
+    assert all(report[name] > 0 for name in figures)
