@@ -235,7 +235,7 @@ class Muxer(IMuxedConn):
             pause_s = self.link.ask(trio.current_time())
             now = trio.current_time()
             # Calm connections are looked at together: a peer has dozens.
-            is_calm = pause_s >= CALM_LOOK_S
+            is_calm = pause_s >= CALM_LOOK_S and self.link.ledger is None
             until = next_beat(now + pause_s - CALM_LOOK_S, CALM_LOOK_S) if is_calm else now + pause_s
             await trio.sleep_until(until)
             now = trio.current_time()
