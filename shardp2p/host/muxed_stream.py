@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 MAX_WINDOW_BYTES: Final = 16 * 1024 * 1024
 """As in go-yamux: enough for 1 Gbit/s over a round trip of 130 ms."""
 
+LARGE_BYTES: Final = 16 * 1024
+"""A payload from here on is read by itself, as it came, without being copied."""
+
 
 class MuxedStream(IMuxedStream):
     """A two-way byte stream; one task may read and one may write at a time."""
@@ -27,7 +31,8 @@ class MuxedStream(IMuxedStream):
         self.stream_id = stream_id
         self.muxed_conn: Muxer = muxer
         self._link = muxer.link
-        self._buffer = bytearray()
+        self._received: deque[bytes | bytearray] = deque()  # in the order in which it came
+        self._received_bytes = 0
         self._send_window = frames.INITIAL_WINDOW_BYTES
         self._receive_window = frames.INITIAL_WINDOW_BYTES
         self._target_window = frames.INITIAL_WINDOW_BYTES
@@ -48,20 +53,30 @@ class MuxedStream(IMuxedStream):
 
         Raises: MuxedStreamEOF after the peer's end, MuxedStreamReset when stream or connection failed.
         """
-        while not self._buffer:
+        while not self._received:
             if self._is_receiving_finished:
                 raise MuxedStreamEOF("the peer finished the stream")
             self._check_alive()
             await self._changed.park()
-        if n is None or n < 0 or n >= len(self._buffer):
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        else:
-            data = bytes(self._buffer[:n])
-            del self._buffer[:n]
+        data = self._take(None if n is None or n < 0 else n)
         if not (self._is_receiving_finished or self._is_closed):
             self._credit()
         return data
+
+    def _take(self, most: int | None) -> bytes:
+        """What there is, or at most `most` bytes of it; a large payload by itself, for then nothing is copied."""
+        data = self._received.popleft()
+        if most is None:
+            data = b"".join((data, *self._received))
+            self._received.clear()
+        elif len(data) > most:
+            # What is left of it is read in small steps, perhaps; a bytearray loses its head in no time.
+            rest = data if isinstance(data, bytearray) else bytearray(data)
+            data = bytes(memoryview(rest)[:most])
+            del rest[:most]
+            self._received.appendleft(rest)
+        self._received_bytes -= len(data)
+        return bytes(data)  # which copies no bytes
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Queue all of `data`, waiting, without a limit, for the peer's window and for the connection.
@@ -96,7 +111,8 @@ class MuxedStream(IMuxedStream):
             return
         self._is_closed = True
         self._finish_sending()
-        self._buffer.clear()
+        self._received.clear()
+        self._received_bytes = 0
         self._changed.unpark_all()
         if self._is_receiving_finished:
             self.muxed_conn.forget(self)
@@ -140,11 +156,21 @@ class MuxedStream(IMuxedStream):
         if self._is_closed:
             self.abort()
         else:
-            self._buffer += payload
+            self._keep(payload)
+
+    def _keep(self, payload: bytes) -> None:
+        """Keep a large `payload` as it is, and small ones in one piece: an object for each would cost far more."""
+        self._received_bytes += len(payload)
+        if len(payload) >= LARGE_BYTES:
+            self._received.append(payload)
+        elif self._received and isinstance(self._received[-1], bytearray):
+            self._received[-1] += payload
+        else:
+            self._received.append(bytearray(payload))
 
     def _credit(self) -> None:
         """Let the peer send more once half the window is used up, and double it while that takes < 4 round trips."""
-        used = self._target_window - self._receive_window - len(self._buffer)
+        used = self._target_window - self._receive_window - self._received_bytes
         if used < self._target_window // 2:
             return
         now = trio.current_time()

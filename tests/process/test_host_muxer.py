@@ -118,6 +118,27 @@ async def test_libp2ps_own_yamux_talks_to_ours_in_both_directions() -> None:
         assert not ours._streams
 
 
+async def test_large_and_small_writes_are_read_in_order_in_steps_of_any_size() -> None:
+    async with muxed_pair() as (near, far):
+        one = await near.open_stream()
+        two = await far.accept_stream()
+        sizes = (3, 40_000, 1, 1, 20_000, 5, 65_000, 16_384, 2)
+        sent = b"".join(bytes([at + 1]) * size for at, size in enumerate(sizes))
+        for steps in ((1, 7, 100_000), (50_000,), (16_384, 3), (None,)):
+            for at, size in enumerate(sizes):
+                await one.write(bytes([at + 1]) * size)
+            await trio.testing.wait_all_tasks_blocked()
+            read = bytearray()
+            for turn in range(len(sent)):
+                if len(read) == len(sent):
+                    break
+                step = steps[turn % len(steps)]
+                piece = await two.read(step)
+                assert 0 < len(piece) <= (step or len(sent))
+                read += piece
+            assert read == sent
+
+
 async def test_data_before_a_reset_or_a_lost_connection_can_still_be_read() -> None:
     async with muxed_pair() as (near, far):
         one = await near.open_stream()
