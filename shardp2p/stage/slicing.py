@@ -17,6 +17,12 @@ from shardp2p.runtime.row_cost import RowCost
 LEAST_ROWS: Final = 16
 """Fewer would read all weights for next to nothing, and a prompt would never end."""
 
+USUAL_STRETCH: Final = 2.0
+"""How many times as long as one row a part may take where it is not known who comes when."""
+
+MOST_STRETCH: Final = 3.0
+"""And where it is: whoever comes earlier, or a part that takes longer than foreseen, is to do little harm."""
+
 LATE: Final = 1.25
 """Who has been away for so many times its usual pause is not waited for any more."""
 
@@ -58,11 +64,11 @@ class Slicing:
         return Step(left if left < 1.5 * rows else rows)
 
     def _rows_within(self, seconds: float) -> int:
-        """How many rows fit; where it is not known who comes when, as many as take as long again as one."""
+        """How many rows fit, in the bounds of what a mistake may cost."""
         if not self._cost.row_s:
             return LEAST_ROWS
-        seconds = self._cost.seconds(1) + self._cost.base_s if seconds == inf else seconds
-        return int((seconds - self._cost.base_s) / self._cost.row_s)
+        most_s = self._cost.seconds(1) * (USUAL_STRETCH if seconds == inf else MOST_STRETCH)
+        return int((min(seconds, most_s) - self._cost.base_s) / self._cost.row_s)
 
 
 def room_s(now: float, awaited: Iterable[tuple[float, float]]) -> float:

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from shardp2p.stage.slicing import LATE, LEAST_ROWS, Slicing, Step, room_s
+from shardp2p.stage.slicing import LATE, LEAST_ROWS, MOST_STRETCH, Slicing, Step, room_s
 
 BASE_S, ROW_S = 0.020, 0.001
 
@@ -23,11 +23,17 @@ def step(left: int = 1000, room: float = inf, *, others_wait: bool = False, was_
     return informed().step(left, room, others_wait=others_wait, was_put_off=was_put_off)
 
 
-@pytest.mark.parametrize("room", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("room", [0.038, 0.05, 0.06])
 def test_a_part_fits_into_the_room(room: float) -> None:
     rows = step(room=room).rows
     assert BASE_S + ROW_S * rows <= room + 1e-9
     assert BASE_S + ROW_S * (rows + 2) > room
+
+
+def test_a_part_is_no_wider_than_a_mistake_may_cost() -> None:
+    rows = step(room=10.0).rows
+    assert rows == step(room=0.5).rows
+    assert BASE_S + ROW_S * rows <= MOST_STRETCH * (BASE_S + ROW_S)
 
 
 def test_who_waits_goes_first_and_only_once() -> None:
