@@ -4,17 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Final
 
 from shardp2p.lab.churn import ChurnSettings
 from shardp2p.lab.epidemic import Epidemic, SimulatedPeer
+from shardp2p.swarm.publisher import Coverage
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.records import NodeState
 
 ENTRANCES = 3
 """Peers that a newcomer was told of."""
 
-STATES: tuple[tuple[float, NodeState], ...] = ((1.0, "placing"), (5.0, "loading"), (45.0, "serving"))
-"""What a newcomer becomes, and how many seconds after it came."""
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a newcomer says `after_s` seconds after it came: with what it holds, and its links, or without."""
+
+    after_s: float
+    state: NodeState
+    holds: bool = True
+    has_links: bool = True
+
+    def of(self, coverage: Coverage) -> Coverage:
+        """`coverage` of a peer that serves, as it is at this stage."""
+        is_serving = self.state == "serving"
+        claimed = tuple(held if is_serving else replace(held, state="loading") for held in coverage.held)
+        held = claimed if self.holds else ()
+        return replace(coverage, state=self.state, held=held, links=coverage.links if self.has_links else ())
+
+
+STAGES: Final = (
+    Stage(0.0, "joining", holds=False, has_links=False),
+    Stage(1.0, "placing", holds=False, has_links=False),
+    Stage(2.5, "placing", has_links=False),
+    Stage(4.0, "loading"),
+    Stage(45.0, "serving"),
+)
+"""As a peer that finds its place at once goes through them (swarm/life.py)."""
 
 FORGET_AT_MOST_S = 120.0
 
@@ -39,20 +65,20 @@ def measure_traffic(settings: ChurnSettings, *, calm_s: float = 20.0, measured_s
     epidemic.form(settings.peers)
     epidemic.run_until(calm_s)
     before, start = epidemic.traffic_bytes(), epidemic.now
-    changes: list[tuple[float, SimulatedPeer, NodeState]] = []
+    changes: list[tuple[float, SimulatedPeer, Stage]] = []
     leaving: set[PeerId] = set()
     lost_bytes = 0
     while epidemic.now < start + measured_s:
         epidemic.run_until(epidemic.now + draw.expovariate(settings.peers / settings.stay_s))
-        for _, peer, state in [change for change in changes if change[0] <= epidemic.now]:
-            peer.gossip.own.update(replace(peer.coverage, state=state))
+        for _, peer, stage in [change for change in changes if change[0] <= epidemic.now]:
+            peer.gossip.own.update(stage.of(peer.coverage))
         changes = [change for change in changes if change[0] > epidemic.now]
         gone = draw.choice([peer for peer in epidemic.peers.values() if peer.peer_id not in leaving])
         leaving.add(gone.peer_id)
         lost_bytes += gone.sent_bytes + gone.received_bytes
         (epidemic.kill if draw.random() < settings.crash_share else epidemic.leave)(gone)
-        newcomer = epidemic.join(ENTRANCES)
-        changes += [(epidemic.now + later_s, newcomer, state) for later_s, state in STATES]
+        newcomer = epidemic.join(ENTRANCES, STAGES[0].of)
+        changes += [(epidemic.now + stage.after_s, newcomer, stage) for stage in STAGES[1:]]
     passed_s = epidemic.now - start
     bytes_s = (epidemic.traffic_bytes() + lost_bytes - before) / settings.peers / passed_s
     victim = draw.choice([peer for peer in epidemic.peers.values() if peer.peer_id not in leaving])

@@ -74,10 +74,13 @@ class Epidemic:
         self._order = 0
         self._opened: dict[bytes, CoverageRecord] = {}
 
-    def join(self, entrances: int = 1) -> SimulatedPeer:
-        """A new peer that was told of a few others."""
+    def join(
+        self, entrances: int = 1, says: Callable[[Coverage], Coverage] = lambda coverage: coverage
+    ) -> SimulatedPeer:
+        """A new peer that was told of a few others; what it `says` first follows from its coverage."""
         alive = [peer.peer_id for peer in self.peers.values() if peer.is_alive]
         peer = self._peer(self._rng.sample(alive, min(len(alive), entrances)), alive[:8])
+        peer.gossip.own.update(says(peer.coverage))
         self._tick(peer)
         return peer
 

@@ -24,6 +24,8 @@ RECORDS_S: Final = 1 / 3
 MUCH: Final = 2.0
 MUCH_S: Final = 1e-3
 """A round trip that changed by this factor, and by more than a millisecond, is told sooner than others."""
+SIZE_S: Final = 1.5
+"""How long a record stands although the swarm has another size: a newcomer's next change is on its way."""
 JITTER: Final = 0.1
 """Peers that started together drift apart."""
 SEED_BYTES: Final = 32
@@ -180,7 +182,9 @@ class Publisher:
         record, published, chain = self._record, self._published, self._chain
         if record is None or published is None or chain is None or self._is_leaving or self._is_overtaken:
             return True
-        if lifetime != record.lifetime_s or self._count >= chain.length:
+        if self._count >= chain.length:
+            return True
+        if lifetime != record.lifetime_s and now >= self._recorded_at + SIZE_S:
             return True
         if self._wanted == published:
             return False

@@ -103,6 +103,27 @@ def test_links_that_measure_a_little_otherwise_wait_longest() -> None:
     assert remeasured_s(10) > minor_change_s(10)
 
 
+def test_newcomer_tells_the_lifetime_that_the_size_needs_with_its_next_change() -> None:
+    publisher = publisher_of(1)
+    publisher.tick(0.0, UNIX_S, 1)
+    publisher.tick(0.5, UNIX_S, 1000)
+    assert publisher.version[0] == int(UNIX_S * 1000)
+    publisher.update(Coverage(state="draining", held=(HELD,)))
+    publisher.tick(1.0, UNIX_S, 1000)
+    assert publisher.record is not None
+    assert publisher.record.lifetime_s == lifetime_s(1000)
+    publisher.tick(5.0, UNIX_S, 1000)
+    assert publisher.version[0] == int(UNIX_S * 1000) + 1
+
+
+def test_lifetime_that_the_size_needs_is_soon_told_without_any_change() -> None:
+    publisher = publisher_of(1)
+    publisher.tick(0.0, UNIX_S, 1)
+    publisher.tick(2.0, UNIX_S, 1000)
+    assert publisher.record is not None
+    assert publisher.record.lifetime_s == lifetime_s(1000)
+
+
 def test_coverage_that_says_the_same_is_nothing_new() -> None:
     publisher = publisher_of(1)
     assert not publisher.update(Coverage(state="serving", held=(HELD,)))
