@@ -43,7 +43,8 @@ class Slicing:
 
     def note(self, rows: int, seconds: float) -> None:
         """A forward of so many rows, of all its sessions together, took so long."""
-        self._cost.note(rows, seconds)
+        if rows:
+            self._cost.note(rows, seconds)
 
     def step(self, left: int, room_s: float, *, others_wait: bool, was_put_off: bool) -> Step:
         """What to do with a chunk of which `left` rows are to run.
