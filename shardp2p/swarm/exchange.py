@@ -131,6 +131,7 @@ class Exchange:
         self.short = short
         self.allowance = allowance
         self.heartbeats: Queue[ShortId] = Queue()
+        self.urgent: Queue[ShortId] = Queue()
         self.records: Queue[ShortId] = Queue()
         self.offers: Queue[ValueId] = Queue()
         self.values: Queue[ValueId] = Queue()
@@ -140,19 +141,46 @@ class Exchange:
         self.asked: dict[ShortId, Asked] = {}
         self.disputed: set[ShortId] = set()
         self.due_at = math.inf
+        self._calm_at = math.inf
+
+    def tell(self, short: ShortId, at: float, *, is_urgent: bool = False) -> None:
+        """The heartbeat of a peer is to be sent not later than `at`. One that is urgent takes no others along: what
+        both sides were about to say would cross more often.
+        """
+        if is_urgent:
+            self.heartbeats.discard(short)
+            self.urgent.add(short)
+        else:
+            self.heartbeats.add(short)
+            self._calm_at = min(self._calm_at, at)
+        self.hurry(at)
+
+    def knows(self, short: ShortId) -> None:
+        """The neighbour need not hear of that peer."""
+        self.heartbeats.discard(short)
+        self.urgent.discard(short)
 
     def hurry(self, at: float) -> None:
         """There is something to send not later than `at`."""
         self.due_at = min(self.due_at, at)
 
-    def take(self, shelf: Shelf, asks: Callable[[Exchange, float], tuple[ShortId, ...]], now: float) -> News:
-        """What to send now; `asks` picks the records to ask for. Sets `due_at` for what is left."""
+    def take(
+        self, shelf: Shelf, asks: Callable[[Exchange, float], tuple[ShortId, ...]], now: float, until: float
+    ) -> News:
+        """What to send now of that which is due `until` then; `asks` picks the records to ask for.
+
+        Sets `due_at` for what is left.
+        """
         self.due_at = math.inf
         records = self._packed(self.records, MAX_RECORDS, lambda short: shelf.news_of(short, now))
         for record in records:
-            self.heartbeats.discard(record.heartbeat.short)
+            self.knows(record.heartbeat.short)
         values = self._packed(self.values, MAX_VALUES, shelf.value_of)
-        heard = (shelf.heartbeat_of(short, now) for short in self.heartbeats.take(MAX_HEARTBEATS))
+        shorts = self.urgent.take(MAX_HEARTBEATS)
+        if until >= self._calm_at:
+            shorts += self.heartbeats.take(MAX_HEARTBEATS - len(shorts))
+            self._calm_at = now if len(self.heartbeats) else math.inf
+        heard = (shelf.heartbeat_of(short, now) for short in shorts)
         value_wants = tuple(self.offered.take(min(MAX_WANTS, MAX_ASKED - min(MAX_ASKED, len(self.asked_values)))))
         self.asked_values.update(dict.fromkeys(value_wants, Asked(now)))
         news = News(
@@ -163,8 +191,9 @@ class Exchange:
             value_wants=value_wants,
             values=tuple(values),
         )
-        if len(self.records) or len(self.values) or len(self.heartbeats) or len(self.offers):
+        if len(self.records) or len(self.values) or len(self.urgent) or len(self.offers):
             self.hurry(now)
+        self.hurry(self._calm_at)
         if self.has_newer or len(self.offered):
             self.hurry(now + RETRY_S)
         return news

@@ -60,7 +60,7 @@ class Gossip:
         if self.own.record is not None:
             exchange.records.add(self.own.short)
         for short in self.view.shorts():
-            exchange.heartbeats.add(short)
+            exchange.tell(short, now)
         for value in self.values.ids():
             exchange.offers.add(value)
         exchange.hurry(now)
@@ -75,9 +75,9 @@ class Gossip:
         """When there is something to send to `peer`; infinite while there is nothing."""
         return self._neighbours[peer].due_at
 
-    def take(self, peer: PeerId, now: float) -> News:
-        """What to send to `peer` now; maybe nothing."""
-        return self._neighbours[peer].take(self, self._asking.asks, now)
+    def take(self, peer: PeerId, now: float, until: float = 0.0) -> News:
+        """What to send to `peer` now; maybe nothing. What is due `until` a later moment may come along."""
+        return self._neighbours[peer].take(self, self._asking.asks, now, max(now, until))
 
     def tick(self, now: float, unix_s: float) -> list[GossipEvent]:
         """Let time pass: our own heartbeat, the silent, the answers that do not come."""
@@ -85,8 +85,7 @@ class Gossip:
         if self.own.tick(now, unix_s, len(self.view) + 1):
             for exchange in self._neighbours.values():
                 if self.own.record is before:
-                    exchange.heartbeats.add(self.own.short)
-                    exchange.hurry(now + CALM_S / 2)
+                    exchange.tell(self.own.short, now + CALM_S / 2)
                 else:
                     exchange.records.add(self.own.short)
                     exchange.hurry(now)
@@ -164,7 +163,7 @@ class Gossip:
         asked = self._asking.answered(exchange, short)
         is_lie = asked is not None and short in exchange.disputed and asked.sequence == news.heartbeat.sequence
         exchange.disputed.discard(short)
-        exchange.heartbeats.discard(short)
+        exchange.knows(short)
         if asked is None and short != exchange.short:
             self._blame.strike(exchange.peer, NUISANCE, "sends records that nobody asked for", now)
             return
@@ -178,12 +177,11 @@ class Gossip:
             self._events.append(lesson.event)
         match lesson.verdict:
             case "news":
-                self._spread(short, exchange, now + URGENT_S)
+                self._spread(short, exchange, now + URGENT_S, is_urgent=True)
             case "same" if is_lie:
                 raise IntegrityError(FORGED)
             case "old" if news.heartbeat.sequence < self.view.sequence_of(short):
-                exchange.heartbeats.add(short)
-                exchange.hurry(now + URGENT_S)
+                exchange.tell(short, now + URGENT_S, is_urgent=True)
             case "contradiction":
                 self._blame.strike(self._signer(news), FORGERY, "signed two records under one sequence", now)
             case "forbidden":
@@ -208,13 +206,12 @@ class Gossip:
             return
         match self.view.hear(heartbeat, now):
             case "news":
-                exchange.heartbeats.discard(short)
+                exchange.knows(short)
                 self._spread(short, exchange, now + CALM_S)
             case "known":
-                exchange.heartbeats.discard(short)
+                exchange.knows(short)
             case "old" if heartbeat.sequence < self.view.sequence_of(short):
-                exchange.heartbeats.add(short)
-                exchange.hurry(now + CALM_S)
+                exchange.tell(short, now + CALM_S)
             case "wanted":
                 self._asking.want(exchange, short, heartbeat.sequence, now)
             case "disputed":
@@ -236,11 +233,10 @@ class Gossip:
                 exchange.offers.add(value)
                 exchange.hurry(now + URGENT_S)
 
-    def _spread(self, short: ShortId, source: Exchange, at: float) -> None:
+    def _spread(self, short: ShortId, source: Exchange, at: float, *, is_urgent: bool = False) -> None:
         for exchange in self._neighbours.values():
             if exchange is not source:
-                exchange.heartbeats.add(short)
-                exchange.hurry(at)
+                exchange.tell(short, at, is_urgent=is_urgent)
 
     def _sequence_of(self, short: ShortId) -> int:
         return self.own.version[0] if short == self.own.short else self.view.sequence_of(short)

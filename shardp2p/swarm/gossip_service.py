@@ -370,7 +370,7 @@ class GossipService:
             now = trio.current_time()
             is_tick, conversation.is_ticked = conversation.is_ticked, False
             if due_at <= now or (due_at < now + TICK_S and (is_tick or conversation.farewell is not None)):
-                news = self._gossip.take(peer, now)
+                news = self._gossip.take(peer, now, now + TICK_S)
                 if not news.is_empty:
                     await channel.send(news)
             elif conversation.farewell is not None:
