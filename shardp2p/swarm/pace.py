@@ -13,7 +13,7 @@ SMALL_SWARM: Final = 50
 """Up to this size the pace is the quickest."""
 LIFETIME_S: Final = 10.0
 """A peer that is not heard for so long is gone, in a small swarm."""
-LIFETIME_STEP: Final = 1.15
+LIFETIME_STEP: Final = 1.178
 """Lifetimes come in steps, because each change of it is a new record."""
 HEARTBEATS_PER_LIFETIME: Final = 3.0
 MINOR_CHANGE_S: Final = 10.0
