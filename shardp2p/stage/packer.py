@@ -104,7 +104,6 @@ class _Turn:
     work: Work
     tokens: Sequence[Token]
     is_wanted: bool = True
-    is_waiting: bool = False
     was_put_off: bool = False
     start: int = 0
     stop: int = 0
@@ -156,14 +155,12 @@ class Packer:
         """
         turn = _Turn(worker, seat, work, tokens)
         seat.come(self._clock())
+        # Between this checkpoint and the device's queue no other task runs: both have the same order.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._waiting.append(turn)
+        self._arrived.set()
         try:
             while turn.result is None:
-                # Between this checkpoint and the device's queue no other task runs: both have the same order.
-                await trio.lowlevel.checkpoint_if_cancelled()
-                if not turn.is_waiting:
-                    turn.is_waiting = True
-                    self._waiting.append(turn)
-                    self._arrived.set()
                 await self._device.run(self._take_turn, turn)
         finally:
             turn.is_wanted = False
@@ -183,6 +180,8 @@ class Packer:
             return  # an earlier turn has taken its next part along
         _compute(turns)
         self._ended_at = self._clock()
+        # Only this thread knows whose rows are left, so only it puts them back: behind those who came meanwhile.
+        self._waiting.extend(turn for turn in turns if turn.result is None)
         self._latest_s = self._ended_at - started
         self._latest = [turn.seat for turn in turns]
         for turn in turns:
@@ -228,7 +227,6 @@ class Packer:
                 passed.append(turn)
         self._waiting.extendleft(reversed(passed))
         for turn in taken:
-            turn.is_waiting = False
             turn.start, turn.stop = turn.stop, turn.rows
         if first is not None and rows is not None:
             first.stop, first.was_put_off = first.start + rows, False

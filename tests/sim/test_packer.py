@@ -282,6 +282,26 @@ async def test_the_time_of_a_forward_is_shared_by_rows_and_heard_of_once(
     assert all(answer.compute_us > 0 for session in sessions for answer in session.answers)
 
 
+async def test_turns_that_end_while_others_come_back_are_not_taken_up_again(block: WatchedBlock) -> None:
+    """The device's thread and the event loop hand turns to and fro without a pause, hundreds of times."""
+    with DeviceThread(threads=1) as device:
+        packer = Packer(device)
+        sessions = [Session(packer, block, seed) for seed in range(6)]
+        counts = [([1, 40, 2, 90, 1, 17] * 6)[seed:] for seed in range(len(sessions))]
+
+        async def ask_all(session: Session) -> None:
+            for count in counts[session.seed]:
+                await session.ask(count)
+
+        async with trio.open_nursery() as nursery:
+            for session in sessions:
+                nursery.start_soon(ask_all, session)
+    asked = sum(map(sum, counts))
+    assert sum(map(sum, block.forwards)) == asked
+    for session in sessions:
+        assert session.choices == await alone(session.seed, counts[session.seed])
+
+
 class LingeringDevice(InlineDevice):
     """A device on a clock of the test's own: forwards take COMPUTE_S, and what a linger waits for may happen in it."""
 
