@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardp2p.cli.arms_view import describe_arms
+from shardp2p.cli import schemes
 from shardp2p.cli.asking import parse_wire
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.options import AsJson, DataDir, Wire
@@ -113,39 +113,28 @@ def sessions(
 
 @app.command("wan")
 def wan(
-    profile: Annotated[
-        str, typer.Option("--profile", help="Who is how far apart: glm52, gpt-oss, or a file.")
-    ] = "glm52",
-    accept: Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right.")] = 0.74,
-    arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this scheme; repeatable.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Turns of every scheme.")] = 3,
-    tokens: Annotated[int, typer.Option("--tokens", help="Length of each answer.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same texts.")] = 0,
+    profile: schemes.ProfileName = "glm52",
+    accept: schemes.Accept = 0.74,
+    arm: schemes.Schemes = None,
+    rounds: schemes.Rounds = 3,
+    tokens: schemes.Tokens = 200,
+    seed: schemes.Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare drafting schemes on a ring whose ways, layers and draft are emulated, and the rest real."""
     configure_logging("warning")
-    for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 32)):
-        if value < least:
-            raise ConfigError(f"{name} is {value}; it must be at least {least}")
-    from shardp2p.lab.emulation.arms import choose_arms
-    from shardp2p.lab.emulation.profile import parse_profile
+    ring, names = schemes.choose(profile, accept, arm, rounds, tokens)
     from shardp2p.lab.emulation.wan import measure_wan
-    from shardp2p.lab.network.catalog import read_text
 
-    names = choose_arms(arm or (), accept)
-    measured_profile = parse_profile(profile, read_text(profile))
     with progress_bar() as report:
         result = interrupts.run(
-            lambda: measure_wan(
-                measured_profile, accept, names=names, rounds=rounds, tokens=tokens, seed=seed, progress=report
-            )
+            lambda: measure_wan(ring, accept, names=names, rounds=rounds, tokens=tokens, seed=seed, progress=report)
         )
     measured = result.report()
     if as_json:
         write_json(measured)
     else:
-        write(describe_arms(measured))
+        write(schemes.describe_arms(measured))
 
 
 @app.command("placement")

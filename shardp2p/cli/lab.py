@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardp2p.cli import schemes
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.options import AsJson
 from shardp2p.cli.output import note, write, write_json
@@ -128,34 +129,23 @@ def run(
 
 @app.command("simulate")
 def simulate(
-    profile: Annotated[
-        str, typer.Option("--profile", help="Who is how far apart: glm52, gpt-oss, or a file.")
-    ] = "glm52",
-    accept: Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right.")] = 0.74,
-    arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this scheme; repeatable.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Answers of every scheme.")] = 3,
-    tokens: Annotated[int, typer.Option("--tokens", help="Length of each answer.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same texts.")] = 0,
+    profile: schemes.ProfileName = "glm52",
+    accept: schemes.Accept = 0.74,
+    arm: schemes.Schemes = None,
+    rounds: schemes.Rounds = 3,
+    tokens: schemes.Tokens = 200,
+    seed: schemes.Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare drafting schemes on a simulated ring: the real machines, and a clock that does not wait."""
-    for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 32)):
-        if value < least:
-            raise ConfigError(f"{name} is {value}; it must be at least {least}")
-    from shardp2p.cli.arms_view import describe_arms
-    from shardp2p.lab.emulation.arms import choose_arms
+    ring, names = schemes.choose(profile, accept, arm, rounds, tokens)
     from shardp2p.lab.emulation.comparison import compare_simulated
-    from shardp2p.lab.emulation.profile import parse_profile
-    from shardp2p.lab.network.catalog import read_text
 
-    names = choose_arms(arm or (), accept)
-    compared = compare_simulated(
-        parse_profile(profile, read_text(profile)), accept, names=names, rounds=rounds, tokens=tokens, seed=seed
-    )
+    compared = compare_simulated(ring, accept, names=names, rounds=rounds, tokens=tokens, seed=seed)
     if as_json:
         write_json(compared)
     else:
-        write(describe_arms(compared))
+        write(schemes.describe_arms(compared))
 
 
 async def _hold_up(description: Description, seed: int, *, as_json: bool) -> None:

@@ -1,0 +1,58 @@
+"""What `bench wan` and `lab simulate` share: which schemes of drafting on which ring, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardp2p.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shardp2p.lab.emulation.profile import Profile
+
+ProfileName = Annotated[str, typer.Option("--profile", help="Who is how far apart: glm52, gpt-oss, or a file.")]
+Accept = Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right.")]
+Schemes = Annotated[list[str] | None, typer.Option("--arm", help="Only this scheme; repeatable.")]
+Rounds = Annotated[int, typer.Option("--rounds", help="Answers of every scheme.")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Length of each answer.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same texts.")]
+
+
+def choose(
+    profile: str, accept: float, names: Sequence[str] | None, rounds: int, tokens: int
+) -> tuple[Profile, list[str]]:
+    """The ring and the schemes that were asked for. Raises: ConfigError."""
+    for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 32)):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+    from shardp2p.lab.emulation.arms import choose_arms
+    from shardp2p.lab.emulation.profile import parse_profile
+    from shardp2p.lab.network.catalog import read_text
+
+    chosen = choose_arms(names or (), accept)
+    return parse_profile(profile, read_text(profile)), chosen
+
+
+def describe_arms(measured: Mapping[str, Any]) -> str:
+    """A line for each scheme, and what the pipelined tree gains."""
+    arms = measured["arms"]
+    width = max(map(len, arms))
+    lines = [f"{measured['profile']}, {measured['runtime']}, first guesses right {measured['accept']:.2f}", ""]
+    for name, arm in arms.items():
+        line = f"{name:{width}}  {arm['tok_s']:7.2f} tokens/s  {arm['accepted_per_lap']:6.2f} a lap"
+        if "tok_s_min" in arm:
+            line += f"  ({arm['tok_s_min']:.2f} to {arm['tok_s_max']:.2f})"
+        lines.append(line + ("" if arm["exact"] else "  NOT EXACT"))
+    lines += [
+        "",
+        f"a lap takes {measured['lap_ms']:.1f} ms; the best that the simulation finds: {measured['bound_tok_s']:.2f}",
+    ]
+    if "tree" in arms:
+        lines += [
+            f"tree against {name}: x {arms['tree']['tok_s'] / arm['tok_s']:.2f}"
+            for name, arm in arms.items()
+            if name != "tree"
+        ]
+    return "".join(line + "\n" for line in lines)
