@@ -40,12 +40,14 @@ class Way:
             await trio.aclose_forcefully(stream)
 
     async def pump(self, source: trio.SocketStream, sink: trio.SocketStream) -> None:
-        """Pass bytes on until either end closes."""
+        """Pass bytes on until either end closes, and is heard to."""
         try:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 while data := await source.receive_some(65536):
                     if not self.is_swallowing:
                         await sink.send_all(data)
+            if self.is_swallowing:  # the end of one side, too, is told to nobody
+                await trio.sleep_forever()
         finally:
             for stream in self.sockets:
                 stream.socket.close()
