@@ -5,10 +5,10 @@ Pure. A draft is a node below the root, the committed leaf. Whatever else was ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, pairwise
 from math import exp, log
 from sys import maxsize
 
@@ -25,6 +25,7 @@ class Node:
 
     `log_probability` estimates, up to what is the same for all live nodes, that the whole path to here is right.
     `is_asked`: drafts below it were asked for. `is_alive` turns false when the target chose otherwise.
+    `siblings`: the branches beside it that are less probable, of which nothing is made before this one is taken.
     """
 
     token: Token
@@ -36,6 +37,7 @@ class Node:
     children: dict[Token, Node] = field(default_factory=dict)
     is_asked: bool = False
     is_alive: bool = True
+    siblings: Iterator[Branch] | None = None
 
 
 class TokenTree:
@@ -93,25 +95,53 @@ class TokenTree:
         self._unsent, self._leaves = _NodeQueue(), _NodeQueue()
         self._note_leaf(self.root)
 
-    def graft(self, anchor: Node, branches: Sequence[Branch]) -> int:
-        """Add branches below `anchor`, sharing equal prefixes; gives how many nodes are new."""
-        new = 0
+    def graft(self, anchor: Node, branches: Sequence[Branch]) -> None:
+        """Add branches below `anchor`, sharing equal prefixes.
+
+        Of single tokens, the most probable first, each becomes a node only when the one before it is taken: most never
+        are, and a draft model gives many.
+        """
+        if anchor.position + 1 >= self._limit_position:
+            return
+        if all(len(branch.tokens) == 1 for branch in branches) and _is_falling(branches):
+            self._add_next(anchor, iter(branches))
+            return
         for branch in branches:
-            parent, step = anchor, branch.probability
-            for token in branch.tokens:
-                if parent.position + 1 >= self._limit_position:
-                    break
-                node = parent.children.get(token)
-                if node is None:
-                    log_probability = parent.log_probability + log(min(1.0, max(step, LEAST_PROBABILITY)))
-                    node = Node(token, parent.position + 1, parent, log_probability)
-                    parent.children[token] = node
-                    self._unsent.put(node)
-                    new += 1
-                parent, step = node, branch.continues
-            if parent is not anchor:
-                self._note_leaf(parent)
-        return new
+            self._add(anchor, branch)
+
+    def _add(self, anchor: Node, branch: Branch) -> Node | None:
+        """Make the nodes of a branch that are not there yet; gives the last of them, if it is new."""
+        parent, step, is_new = anchor, branch.probability, False
+        for token in branch.tokens:
+            if parent.position + 1 >= self._limit_position:
+                break
+            node = parent.children.get(token)
+            is_new = node is None
+            if node is None:
+                log_probability = parent.log_probability + log(min(1.0, max(step, LEAST_PROBABILITY)))
+                node = Node(token, parent.position + 1, parent, log_probability)
+                parent.children[token] = node
+                self._unsent.put(node)
+            parent, step = node, branch.continues
+        if parent is not anchor:
+            self._note_leaf(parent)
+        return parent if is_new else None
+
+    def _add_next(self, anchor: Node, siblings: Iterator[Branch]) -> None:
+        """Make the next of these branches that is not there yet."""
+        for branch in siblings:
+            if (node := self._add(anchor, branch)) is not None:
+                node.siblings = siblings
+                return
+
+    def _take(self, queue: _NodeQueue) -> Node:
+        """The first of a queue; whoever comes after it among its siblings has a turn now."""
+        node = queue.take()
+        if node.siblings is not None:
+            siblings, node.siblings = node.siblings, None
+            if node.parent is not None:
+                self._add_next(node.parent, siblings)
+        return node
 
     def depth_below(self, position: int) -> int:
         """How many drafts fit on a path below `position`."""
@@ -136,7 +166,7 @@ class TokenTree:
         while len(taken) < most and (node := self._unsent.first(_is_unsent)) is not None:
             if self.probability(node) < least_probability:
                 break
-            taken.append(self._unsent.take())
+            taken.append(self._take(self._unsent))
         return taken
 
     def take_leaves(self, most: int, least_probability: float) -> list[Node]:
@@ -146,7 +176,7 @@ class TokenTree:
             if self.probability(node) < least_probability:
                 break
             node.is_asked = True
-            taken.append(self._leaves.take())
+            taken.append(self._take(self._leaves))
         return taken
 
     def _note_leaf(self, node: Node) -> None:
@@ -185,6 +215,10 @@ class _NodeQueue:
     def take(self) -> Node:
         """Take the first one out."""
         return heappop(self._heap)[2]
+
+
+def _is_falling(branches: Sequence[Branch]) -> bool:
+    return all(one.probability >= other.probability for one, other in pairwise(branches))
 
 
 def _is_unsent(node: Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from shardp2p.coordinator.tree import Node, TokenTree
@@ -34,7 +36,7 @@ def commit(made: TokenTree, choice: int) -> Node | None:
 
 def test_branches_share_their_common_beginning() -> None:
     made = tree((0.6, (1, 2, 3)), (0.3, (1, 2, 4)), (0.1, (5,)))
-    assert made.graft(made.root, [Branch((1, 2, 3, 6), 0.5)]) == 1
+    made.graft(made.root, [Branch((1, 2, 3, 6), 0.5)])
     assert sorted(tokens(made.take_unsent(1000))) == [1, 2, 3, 4, 5, 6]
 
 
@@ -67,7 +69,8 @@ def test_no_draft_reaches_the_limit() -> None:
     made = tree((0.5, (1, 2, 3, 4)), limit_position=4)
     [one, two] = made.take_unsent(9)
     assert (one.position, two.position) == (2, 3)
-    assert made.graft(two, [Branch((5,), 0.5)]) == 0
+    made.graft(two, [Branch((5,), 0.5)])
+    assert two.children == {}
     assert (made.depth_below(1), made.depth_below(3), made.depth_below(9)) == (2, 0, 0)
     assert made.take_leaves(9, 0.0) == []
 
@@ -79,6 +82,41 @@ def test_leaves_are_asked_about_once_the_more_probable_first() -> None:
     assert made.take_leaves(9, least_probability=0.5) == []
     assert [made.path_tokens(leaf) for leaf in made.take_leaves(9, 0.0)] == [[1, 2]]
     assert made.take_leaves(9, 0.0) == []
+
+
+def test_a_guess_becomes_a_draft_when_the_one_before_it_is_taken() -> None:
+    made = tree((0.6, (1,)), (0.3, (2,)), (0.1, (3,)))
+    assert list(made.root.children) == [1]
+    assert tokens(made.take_unsent(1)) == [1]
+    assert list(made.root.children) == [1, 2]
+    assert tokens(made.take_leaves(9, 0.2)) == [1, 2]
+    assert list(made.root.children) == [1, 2, 3]
+    assert tokens(made.take_unsent(9)) == [2, 3]
+    assert tokens(made.take_leaves(9, 0.0)) == [3]
+
+
+def test_a_guess_that_is_there_already_gives_its_turn_to_the_next() -> None:
+    made = tree((0.5, (1,)))
+    made.graft(made.root, [Branch((1,), 0.5), Branch((2,), 0.4), Branch((1,), 0.05), Branch((3,), 0.05)])
+    assert tokens(made.take_unsent(9)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_are_taken_in_the_order_of_their_probability(seed: int) -> None:
+    rng = random.Random(seed)
+    made, expected = TokenTree((0,)), dict[tuple[int, ...], float]()
+    for _ in range(20):
+        for node in made.take_leaves(3, 0.0):
+            shares = sorted((rng.random() for _ in range(5)), reverse=True)
+            branches = [Branch((token,), share / 5) for token, share in enumerate(shares)]
+            made.graft(node, branches)
+            path, probability = made.path_tokens(node), made.probability(node)
+            expected |= {(*path, *branch.tokens): probability * branch.probability for branch in branches}
+        for node in made.take_unsent(rng.randrange(4)):
+            best = max(expected, key=lambda path: expected[path])
+            assert tuple(made.path_tokens(node)) == best
+            assert made.probability(node) == pytest.approx(expected.pop(best))
+            made.record_sent(node, Slot(1))
 
 
 def test_the_text_itself_is_the_first_leaf() -> None:
