@@ -16,6 +16,7 @@ from shardp2p.cli import (
     doctor,
     generate,
     lab,
+    metrics,
     model,
     peers,
     plan_ring,
@@ -38,6 +39,7 @@ app.command("chat")(chat.chat)
 app.command("coverage")(coverage.coverage)
 app.command("peers")(peers.peers)
 app.command("status")(status.status)
+app.command("metrics")(metrics.metrics)
 app.command("plan")(plan_ring.plan)
 app.command("doctor")(doctor.doctor)
 app.add_typer(model.app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from shardp2p.cli import options
@@ -23,18 +24,23 @@ def status(
 ) -> None:
     """Show what this machine's running peer does; --json prints one object for each that runs."""
     configure_logging(log_level or "error")
+    for number, told in enumerate(running_statuses(data_dir)):
+        if as_json:
+            write_json(told)
+        else:
+            write(("\n" if number else "") + "\n".join(status_lines(told)) + "\n")
+
+
+def running_statuses(data_dir: Path | None) -> Iterator[dict[str, Any]]:
+    """What each peer of this data directory that runs says of itself. Raises: PeerUnavailableError when none runs."""
     run_dir = load_settings(data_dir=data_dir).paths.run_dir
     from shardp2p.gateway.local import ask_local, running_peers
 
     running = running_peers(run_dir)
     if not running:
         raise PeerUnavailableError("no peer of a swarm runs here; start one with `shardp2p up --join TOKEN|FILE`")
-    for number, peer in enumerate(running):
-        told = ask_local(run_dir, peer, "status")
-        if as_json:
-            write_json(told)
-        else:
-            write(("\n" if number else "") + "\n".join(status_lines(told)) + "\n")
+    for peer in running:
+        yield ask_local(run_dir, peer, "status")
 
 
 def status_lines(told: dict[str, Any]) -> Iterator[str]:

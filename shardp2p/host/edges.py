@@ -16,7 +16,8 @@ class Edge:
     """One connection. Counts are bytes of the multiplexer since it began; times are seconds.
 
     `round_trip_s` is 0 before the first answer to a ping. `silent_s` is how long nothing was heard: an idle peer is
-    pinged after 2 s and given up after 4 s. `is_carried`: it has moved, and runs inside of another connection.
+    pinged after 2 s and given up after 4 s; `missed_pings` are those that only silence followed until the next.
+    `is_carried`: it has moved, and runs inside of another connection.
     """
 
     peer: PeerId
@@ -25,6 +26,7 @@ class Edge:
     round_trip_s: float
     silent_s: float
     is_suspect: bool
+    missed_pings: int
     streams: int
     sent_bytes: int
     received_bytes: int
@@ -42,6 +44,7 @@ def edges_of(host: Host) -> tuple[Edge, ...]:
             round_trip_s=muxer.round_trip_s,
             silent_s=now - muxer.link.vigil.heard_at,
             is_suspect=muxer.link.is_troubled,
+            missed_pings=muxer.link.vigil.missed_pings,
             streams=muxer.streams,
             sent_bytes=muxer.link.sent_bytes,
             received_bytes=muxer.link.received_bytes,

@@ -44,6 +44,8 @@ class Vigil:
         self.sent_at = 0.0
         self.round_trip_s = 0.0
         self.is_suspect = False
+        self.missed_pings = 0
+        """Pings after which nothing was heard before the next one was due."""
         self._is_early = is_early
         self._pinged_at = -ROUND_TRIP_S
         self._asked_at = -ROUND_TRIP_S  # the first ping since we heard something
@@ -77,7 +79,9 @@ class Vigil:
         is_due = is_quiet and (now - self._pinged_at >= 0.9 * PING_INTERVAL_S or self._is_owed)
         if not is_due and now - self._pinged_at < ROUND_TRIP_S:
             return None
-        if not self._is_asked:
+        if self._is_asked:
+            self.missed_pings += 1
+        else:
             self._asked_at = now
         self._pinged_at = now
         self._ping_value = (self._ping_value + 1) % 2**32

@@ -84,6 +84,7 @@ class Paths:
                 "rtt_ms": round(1e3 * edge.round_trip_s, 3),
                 "silent_s": round(edge.silent_s, 1),
                 "is_suspect": edge.is_suspect,
+                "missed_pings": edge.missed_pings,
                 "streams": edge.streams,
                 "sent_bytes": edge.sent_bytes,
                 "received_bytes": edge.received_bytes,

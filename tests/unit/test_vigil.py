@@ -171,3 +171,17 @@ def test_the_pong_of_a_ping_from_before_a_path_began_measures_nothing() -> None:
     vigil.start(100.01)
     vigil.pong(100.1, value)
     assert vigil.round_trip_s == 0
+
+
+def test_pings_that_nothing_follows_are_counted() -> None:
+    day = Day(is_early=False)
+    day.pass_by(20)
+    assert day.vigil.missed_pings == 0
+    day.is_answering = False
+    day.pass_by(7)
+    assert day.vigil.missed_pings >= 2
+    day.is_answering = True
+    day.pass_by(3)
+    missed = day.vigil.missed_pings
+    day.pass_by(20)
+    assert day.vigil.missed_pings == missed
