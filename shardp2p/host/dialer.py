@@ -22,6 +22,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from shardp2p.errors import ConfigError, PeerUnavailableError
 from shardp2p.host.addresses import Address, CircuitAddress, Endpoint, TcpAddress, parse_address
 from shardp2p.host.announcing import Standing, dialable_from, is_private
+from shardp2p.host.circuit.circuit_bytes import CircuitBytes
 from shardp2p.host.failures import HANDSHAKE_FAILURES
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.path import DIRECT, Path, relayed, upgrading_path
@@ -159,7 +160,10 @@ async def _dial_circuit(swarm: Swarm, peer: PeerId, address: CircuitAddress, cir
         raw = await circuits.connect(address, peer)
     except PeerUnavailableError as error:
         raise AddressError(error.message) from error
-    return await upgrade(swarm, raw, peer, relayed(address.relay_peer))
+    connection = await upgrade(swarm, raw, peer, relayed(address.relay_peer))
+    assert isinstance(connection.muxed_conn, Muxer)
+    connection.muxed_conn.line = raw.stream.line if isinstance(raw.stream, CircuitBytes) else None
+    return connection
 
 
 async def _dial_address(swarm: Swarm, peer: PeerId, address: TcpAddress, sources: Sequence[Endpoint]) -> INetConn:

@@ -373,7 +373,7 @@ async def _close_in_order(connections: Sequence[INetConn]) -> None:
 
 
 def _rank(muxer: Muxer) -> tuple[bool, bool, bool]:
-    return muxer.link.is_troubled, not muxer.path.is_direct, muxer.carrier is not None
+    return muxer.is_doubtful, not muxer.path.is_direct, muxer.carrier is not None
 
 
 def _muxer_of(connection: INetConn) -> Muxer:

@@ -147,7 +147,7 @@ class Improver:
         try:
             async with lock:
                 for other in self._host.connections(peer):
-                    if not other.link.is_troubled and not rides_on(other, muxer):
+                    if not other.is_doubtful and not rides_on(other, muxer):
                         return other
                 return await self._dial_all_ways(peer)
         finally:

@@ -46,7 +46,7 @@ class Muxer(IMuxedConn):
     """One connection. Its `link` carries the frames, by whatever path.
 
     One that `is_retiring` is about to end for want of streams; new ones should take another. `local_port` is the port
-    from which we dialled its peer straight, if we did.
+    from which we dialled its peer straight, if we did; `line` is our connection to the relay of a circuit.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Muxer(IMuxedConn):
         self.event_closed = trio.Event()
         self.is_retiring = False
         self.local_port: int | None = None
+        self.line: Muxer | None = None
         self._is_initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._path = upgrading_path.get()
         ledger = None if self._path == DIRECT else Ledger(has_dialled=self._is_initiator)
@@ -103,6 +104,12 @@ class Muxer(IMuxedConn):
         """How many connections carry it, one on the other."""
         carrier = self.carrier
         return 0 if carrier is None else carrier.carriers + 1
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether to prefer another: it is in trouble, or what carries it is, or our line to its relay."""
+        below = self.line if self.carrier is None else self.carrier
+        return self.link.is_troubled or (below is not None and below.is_doubtful)
 
     @property
     def round_trip_s(self) -> float:

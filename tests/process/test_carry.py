@@ -197,6 +197,20 @@ async def test_nothing_takes_over_that_has_the_same_path_or_a_silent_one() -> No
         near.link.vigil.is_suspect = False
 
 
+async def test_a_relay_to_which_our_own_line_is_silent_takes_nothing_over() -> None:
+    async with movable_pair() as (hosts, near, _, _):
+        (spare, _, _), (line, _, _) = [await hosts.connect(path) for path in (RELAYED, DIRECT)]
+        spare.line = line
+        assert hosts.near.carrier._others(near) == [line, spare]
+        line.link.watch()
+        line.link.vigil.is_suspect = True  # as after the router before us, or the relay, began anew
+        assert spare.is_doubtful
+        assert hosts.near.carrier._others(near) == []
+        assert hosts.near.connections(hosts.far.peer_id)[0] is near
+        await hosts.near.carrier.move(spare, near)  # then it needs that line no more
+        assert not spare.is_doubtful
+
+
 async def test_a_carrier_may_be_carried_itself_and_die() -> None:
     async with movable_pair() as (hosts, near, far, _):
         punched, punched_far, punched_way = await hosts.connect(PUNCHED)

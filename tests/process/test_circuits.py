@@ -43,6 +43,9 @@ async def test_both_ends_can_open_streams_over_one_circuit() -> None:
     async with relay_node() as relay, hidden_node(relay) as target, hidden_node() as client:
         await exchange(await client.open_echo(target), b"there")
         assert await exchange(await target.host.open_stream(client.peer, ECHO), b"and back") == b"and back"
+        for near, far in ((client, target), (target, client)):  # both know which of their connections the relay needs
+            (circuit,) = near.host.connections(far.peer)
+            assert circuit.line in near.host.connections(relay.peer)
 
 
 async def test_client_that_only_dials_takes_no_reservation() -> None:

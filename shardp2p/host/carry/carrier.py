@@ -140,13 +140,11 @@ class Carrier:
                 await self._try_move(muxer, fresh)
 
     def _others(self, muxer: Muxer) -> list[Muxer]:
-        """Those that can take over: all of whose way is sound, and which is not the way of `muxer` itself."""
+        """Those that can take over: all of whose way is sound, relays included, and not the way of `muxer` itself."""
         own = _way(muxer)[-1]
         ways = {other: _way(other) for other in self._connections(peer_of(muxer.peer_id))}
         return [
-            other
-            for other, way in ways.items()
-            if way[-1] is not own and muxer not in way and not any(part.link.is_troubled for part in way)
+            other for other, way in ways.items() if way[-1] is not own and muxer not in way and not other.is_doubtful
         ]
 
     async def _try_move(self, muxer: Muxer, over: Muxer) -> bool:

@@ -13,6 +13,7 @@ from multiaddr import Multiaddr
 
 from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.circuit.values import Limit
+from shardp2p.host.muxer import Muxer
 from shardp2p.host.stream import HostStream
 from shardp2p.vocabulary import PeerId
 
@@ -29,6 +30,11 @@ class CircuitBytes(ReadWriteCloser):
         self._limit = limit
         self._buffer = memoryview(b"")
         self._passed_bytes = 0
+
+    @property
+    def line(self) -> Muxer:
+        """Our connection to the relay."""
+        return self._stream.connection
 
     async def read(self, n: int | None = None) -> bytes:
         """At least one and at most `n` bytes. Raises: ConnectionClosedError at the end as well as on a failure."""

@@ -140,7 +140,10 @@ class CircuitClient:
         self._incoming += 1
         try:
             raw = raw_circuit(stream, incoming.peer, incoming.limit, is_dialler=False)
-            return await self._host.adopt_accepted(raw, relayed(stream.peer))
+            muxer = await self._host.adopt_accepted(raw, relayed(stream.peer))
+            if muxer is not None:
+                muxer.line = stream.connection
+            return muxer
         finally:
             self._incoming -= 1
 
