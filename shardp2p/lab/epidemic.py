@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from random import Random
 from typing import Final
 
 from shardp2p.identity.keys import Identity
 from shardp2p.swarm.gossip import Gossip
+from shardp2p.swarm.links import rough
 from shardp2p.swarm.neighbours import CHOSEN, Connected, Neighbours
 from shardp2p.swarm.pace import lifetime_s, period_s
 from shardp2p.swarm.publisher import Coverage, Publisher
@@ -38,6 +40,7 @@ OVERHEAD_BYTES: Final = 12 + 18
 """What the multiplexer and the encryption add to a message."""
 EMPTY_BYTES: Final = len(encode(GOSSIP, News()))
 UNIX_S: Final = 1_700_000_000.0
+_DIGEST: Final = sha256(b"a-model").hexdigest()
 PERIODS: Final = 2.0
 """How long what it costs is measured, in heartbeats of one peer."""
 
@@ -241,7 +244,7 @@ def typical_coverage(peer: PeerId, linked: Iterable[PeerId]) -> Coverage:
     """What a peer with one range of layers and eight measured links says."""
     held = HeldLayers(
         ModelId("a-model"),
-        "ab" * 32,
+        _DIGEST,
         80,
         LayerRange(0, 8),
         "serving",
@@ -253,9 +256,17 @@ def typical_coverage(peer: PeerId, linked: Iterable[PeerId]) -> Coverage:
         0.002,
         0.0001,
     )
-    address = f"/ip4/192.0.2.7/tcp/4001/p2p/{peer}"
-    links = tuple(Link(other, 0.04, 0.002, 1e7) for other in linked if other != peer)
-    return Coverage("serving", (address, address), "public", "eu", "0.1.0", 2**34, 2**30, (held,), links)
+    # Figures that differ, as measured ones do: records are deflated.
+    draw = Random(peer)
+    addresses = tuple(f"/ip4/198.51.{draw.randrange(256)}.{draw.randrange(256)}/tcp/4001/p2p/{peer}" for _ in range(2))
+    links = tuple(_typical_link(other, draw) for other in linked if other != peer)
+    return Coverage("serving", addresses, "public", "eu", "0.1.0", 2**34, 2**30, (held,), links)
+
+
+def _typical_link(other: PeerId, draw: Random) -> Link:
+    """A measured way: some 40 ms and 10 MB/s, each in the digits in which links are told."""
+    rtt_s, spread_s, bandwidth_bytes_s = (draw.lognormvariate(math.log(median), 1.0) for median in (0.04, 0.002, 1e7))
+    return Link(other, rough(rtt_s), rough(spread_s, 1), rough(bandwidth_bytes_s))
 
 
 def main(size: int) -> None:

@@ -24,6 +24,7 @@ from shardp2p.wire.codec_parts import (
     read_layers,
     write_layers,
 )
+from shardp2p.wire.deflated import deflate, inflate
 from shardp2p.wire.messages import PeerAddress
 from shardp2p.wire.pb import records_pb2
 
@@ -34,7 +35,7 @@ RECORD_DOMAIN: Final = "coverage/1"
 """The domain tag under which a record is sealed: the same bytes mean nothing elsewhere."""
 
 MAX_RECORD_BYTES: Final = 8 * 1024
-"""Typical records have about 1 KiB. A view of MAX_PEERS of the largest stays within 128 MiB."""
+"""Deflated or not; typical records have 1 KiB, then 0.7. A view of MAX_PEERS of the largest stays within 128 MiB."""
 MAX_SEALED_BYTES: Final = MAX_RECORD_BYTES + 96
 """With the key and the signature of `identity.signed`."""
 MAX_HELD: Final = 16
@@ -132,17 +133,18 @@ def encode_record(record: CoverageRecord) -> bytes:
     try:
         check_record(record)
         payload = _write(record).SerializeToString(deterministic=True)
-        check_count(len(payload), MAX_RECORD_BYTES, "bytes")
+        for data in (payload, deflated := deflate(payload)):
+            check_count(len(data), MAX_RECORD_BYTES, "bytes")
     except (ValueError, TypeError, KeyError) as error:
         raise LocalProtocolError(f"this coverage record must not be published: {error}") from error
-    return payload
+    return deflated
 
 
 def decode_record(payload: bytes) -> CoverageRecord:
     """The record in unsealed bytes. Raises RemoteProtocolError, and nothing else, whatever the bytes."""
     try:
         check_count(len(payload), MAX_RECORD_BYTES, "bytes")
-        record = _read(records_pb2.CoverageRecord.FromString(payload))
+        record = _read(records_pb2.CoverageRecord.FromString(inflate(payload, MAX_RECORD_BYTES)))
         check_record(record)
     except (DecodeError, InvalidError, ConfigError) as error:
         raise RemoteProtocolError(f"a coverage record is malformed: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from shardp2p.errors import LocalProtocolError, RemoteProtocolError
 from shardp2p.vocabulary import LayerRange, PeerId, SwarmId
+from shardp2p.wire.deflated import deflate, inflate
 from shardp2p.wire.pb import records_pb2
 from shardp2p.wire.records import MAX_RECORD_BYTES, Link, decode_record, encode_record
 from tests.support.gossip_parts import HELD, record_of
+from tests.support.gossip_swarm import identity_of
 
 RECORD = record_of(1)
 LINK = RECORD.links[0]
@@ -25,9 +28,9 @@ def test_decoding_gives_what_was_encoded() -> None:
     assert encode_record(decode_record(encode_record(RECORD))) == encode_record(RECORD)
 
 
-def test_typical_record_is_about_a_kilobyte() -> None:
-    links = tuple(replace(LINK, peer=PeerId(f"{number:052}")) for number in range(8))
-    assert len(encode_record(replace(RECORD, links=links))) < 1300
+def test_typical_record_is_below_a_kilobyte() -> None:
+    links = tuple(Link(identity_of(n).peer_id, 0.0071 * n, 0.0003 * n, 1.3e6 * n) for n in range(2, 10))
+    assert len(encode_record(replace(RECORD, links=links))) < 900
 
 
 @pytest.mark.parametrize(
@@ -90,11 +93,11 @@ def test_absurd_record_is_refused_on_both_sides(changes: dict[str, Any]) -> None
     ],
 )
 def test_absurd_holding_is_the_fault_of_the_peer(changes: dict[str, Any]) -> None:
-    wire = records_pb2.CoverageRecord.FromString(encode_record(RECORD))
+    wire = records_pb2.CoverageRecord.FromString(inflate(encode_record(RECORD), MAX_RECORD_BYTES))
     for name, value in changes.items():
         setattr(wire.held[0], name, value)
     with pytest.raises(RemoteProtocolError):
-        decode_record(wire.SerializeToString())
+        decode_record(deflate(wire.SerializeToString()))
 
 
 def test_speed_may_be_unknown_while_loading() -> None:
@@ -108,6 +111,25 @@ def test_too_long_a_record_is_refused_before_it_is_read() -> None:
         decode_record(bytes(MAX_RECORD_BYTES + 1))
 
 
+def test_record_that_inflates_beyond_the_bound_is_the_fault_of_the_peer() -> None:
+    with pytest.raises(RemoteProtocolError, match="inflate"):
+        decode_record(deflate(bytes(1_000_000)))
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: data + b"0", lambda data: b""])
+def test_deflated_bytes_that_do_not_end_where_they_should_are_the_fault_of_the_peer(
+    spoil: Callable[[bytes], bytes],
+) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_record(spoil(encode_record(RECORD)))
+
+
+@given(st.binary(max_size=300))
+def test_random_record_is_the_fault_of_the_peer(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_record(deflate(data))
+
+
 @given(st.binary(max_size=300))
 def test_random_bytes_are_the_fault_of_the_peer(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
@@ -116,11 +138,11 @@ def test_random_bytes_are_the_fault_of_the_peer(data: bytes) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4))
 def test_mutated_records_give_a_value_or_the_peers_fault(changes: list[tuple[int, int]]) -> None:
-    data = bytearray(encode_record(RECORD))
+    data = bytearray(inflate(encode_record(RECORD), MAX_RECORD_BYTES))
     for at, byte in changes:
         data[at % len(data)] = byte
     try:
-        record = decode_record(bytes(data))
+        record = decode_record(deflate(bytes(data)))
     except RemoteProtocolError:
         return
     assert decode_record(encode_record(record)) == record
