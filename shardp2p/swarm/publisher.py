@@ -11,6 +11,7 @@ from shardp2p.swarm.chance import Chance
 from shardp2p.swarm.heartbeats import HeartbeatChain
 from shardp2p.swarm.links import is_near
 from shardp2p.swarm.pace import lifetime_s, minor_change_s, period_s, remeasured_s
+from shardp2p.swarm.resizing import Resizing
 from shardp2p.swarm.sealed_records import seal_record, short_id
 from shardp2p.swarm.strikes import TokenBucket
 from shardp2p.swarm.twins import Twins, TwinSeen
@@ -24,8 +25,6 @@ RECORDS_S: Final = 1 / 3
 MUCH: Final = 2.0
 MUCH_S: Final = 1e-3
 """A round trip that changed by this factor, and by more than a millisecond, is told sooner than others."""
-SIZE_S: Final = 1.5
-"""How long a record stands although the swarm has another size: a newcomer's next change is on its way."""
 JITTER: Final = 0.1
 """Peers that started together drift apart."""
 SEED_BYTES: Final = 32
@@ -90,6 +89,7 @@ class Publisher:
         self._is_leaving = False
         self._is_overtaken = False
         self._twins = Twins()
+        self._resizing = Resizing(rng)
         self._started_at_s = 0.0
         self._sequence = 0
         self._record: CoverageRecord | None = None
@@ -184,7 +184,7 @@ class Publisher:
             return True
         if self._count >= chain.length:
             return True
-        if lifetime != record.lifetime_s and now >= self._recorded_at + SIZE_S:
+        if self._resizing.is_due(now, size, is_off=lifetime != record.lifetime_s):
             return True
         if self._wanted == published:
             return False
@@ -232,6 +232,7 @@ class Publisher:
         self._count = 0
         self._is_overtaken = False
         self._recorded_at = now
+        self._resizing.recorded(now)
         self._beat(now)
 
     def _beat(self, now: float) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from shardp2p.lab.epidemic import Epidemic, encoded_bytes
 from shardp2p.swarm.neighbours import CHOSEN
+from shardp2p.swarm.pace import lifetime_s
 from shardp2p.wire.codec import encode
 from shardp2p.wire.news import Heartbeat, News, ShortId
 from shardp2p.wire.protocols import GOSSIP
@@ -45,6 +46,25 @@ def test_a_swarm_that_has_formed_goes_on_as_one_that_was_joined() -> None:
     epidemic.kill(newcomer)
     epidemic.run_until(45.0)
     assert epidemic.knowing(newcomer) == 0
+
+
+def test_a_step_of_the_lifetime_is_no_burst_of_records() -> None:
+    epidemic = Epidemic(seed=4)
+    epidemic.form(48)
+    epidemic.run_until(12.0)
+    older = list(epidemic.peers.values())
+    told = {peer.peer_id: peer.gossip.own.version[0] for peer in older}
+    for _ in range(4):
+        epidemic.join(entrances=2)
+    made = []
+    for _ in range(23):
+        epidemic.run_until(epidemic.now + 1.0)
+        made.append(sum(peer.gossip.own.version[0] != told[peer.peer_id] for peer in older))
+        told = {peer.peer_id: peer.gossip.own.version[0] for peer in older}
+    assert sum(made) == len(older)
+    assert max(made) <= len(older) / 5
+    assert {peer.gossip.own.record.lifetime_s for peer in epidemic.peers.values()} == {lifetime_s(52)}
+    assert {len(peer.gossip.view) for peer in epidemic.peers.values()} == {51}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 200, 481, 482, 512])

@@ -124,6 +124,16 @@ def test_lifetime_that_the_size_needs_is_soon_told_without_any_change() -> None:
     assert publisher.record.lifetime_s == lifetime_s(1000)
 
 
+def test_step_that_the_size_takes_back_costs_no_record() -> None:
+    publisher = publisher_of(1)
+    publisher.tick(0.0, UNIX_S, 60)
+    publisher.tick(100.0, UNIX_S, 72)
+    publisher.tick(100.5, UNIX_S, 60)
+    for second in range(101, 200):
+        publisher.tick(float(second), UNIX_S, 60)
+    assert publisher.version[0] == int(UNIX_S * 1000)
+
+
 def test_coverage_that_says_the_same_is_nothing_new() -> None:
     publisher = publisher_of(1)
     assert not publisher.update(Coverage(state="serving", held=(HELD,)))
