@@ -104,7 +104,8 @@ def judge_memory(device: str, free_bytes: int) -> Finding:
 def judge_reach(reach: dict[str, Any]) -> Finding:
     """How others reach this machine, from a peer's status."""
     found = "; ".join((reach["verdict"], *reach["tried"]))
-    return Finding("reach", "ok" if reach["verdict"] in ("public", "punchable") else "warning", found, reach["advice"])
+    is_ok = reach["verdict"] in ("public", "punchable") and not reach["withheld"]
+    return Finding("reach", "ok" if is_ok else "warning", found, reach["advice"])
 
 
 def judge_upnp(reach: dict[str, Any], *, is_public: bool) -> Finding:

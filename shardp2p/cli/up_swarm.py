@@ -180,6 +180,7 @@ async def _serve(
             nursery.start_soon(watch_stdin)
         nursery.start_soon(_watch_refusal, member)
         nursery.start_soon(_watch_twin, member)
+        nursery.start_soon(_watch_announced, member)
         if start.is_once and not (start.is_owner and not member.bootstrap):
             await member.wait_sight()
         interrupts.is_serving = True
@@ -253,6 +254,20 @@ async def _watch_twin(member: Member) -> None:
             "--identity FILE, or another --data-dir, and join again"
         )
     note(f"{what}; it came later and should have ended: a key is for one machine, give the other one its own")
+
+
+async def _watch_announced(member: Member) -> None:
+    """Say when what the user declares turns out not to work, and when it does."""
+    reachable, seen = member.reachable, 0
+    told: tuple[str, ...] = ()
+    while True:
+        account = reachable.account
+        if account.withheld and account.withheld != told:
+            note(f"{', '.join(account.withheld)}: {account.advice}")
+        elif told and not account.withheld:
+            note(f"{', '.join(told)}: others reach this peer there now, and are told")
+        told = account.withheld
+        seen = await reachable.wait_change(seen)
 
 
 def _drain(keeper: Keeper) -> None:

@@ -66,7 +66,7 @@ class Situation:
     """What decides which addresses we tell. `sockets` are bound as they are, wildcards included.
 
     `opened` are public addresses beyond our interfaces at which we are, or should be, reached: mapped by a router or
-    proved by a dial-back. `closed` are public ones at which others tried and failed.
+    proved by a dial-back. `closed` are those at which others tried and failed, of the `declared` ones too.
     """
 
     sockets: tuple[TcpAddress, ...]
@@ -104,9 +104,10 @@ def announced(peer: PeerId, situation: Situation) -> tuple[str, ...]:
         scope: [at for at in listening if scope_of(ipaddress.ip_address(at.host)) == scope]
         for scope in ("public", "private", "loopback")
     }
-    usable = (at for at in (*situation.opened, *of_scope["public"]) if at not in situation.closed)
+    known = (*situation.declared, *situation.opened, *of_scope["public"])
+    usable = (at for at in known if at not in situation.closed)
     # An address under which nobody sees us may be another machine's: it is not what others should try first.
-    likely_first = sorted((*situation.declared, *usable), key=lambda at: _is_strange(at, situation.seen_as))
+    likely_first = sorted(usable, key=lambda at: _is_strange(at, situation.seen_as))
     public = list(dict.fromkeys(likely_first))[:MAX_PUBLIC]
     markers = list(_markers(standing_of(situation).seen_as, public)) if listening else []
     circuits = _circuits(situation.circuits)[:MAX_CIRCUITS]

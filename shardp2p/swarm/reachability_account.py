@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shardp2p.swarm.declared import Declared, shown
 from shardp2p.swarm.reachability import ReachabilityMachine
 from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.records import Reachability
@@ -16,25 +17,52 @@ _SAID: Final[dict[Reachability, str]] = {
     "unknown": "no other peer could be asked yet whether it reaches this one",
 }
 
+_FORWARDING: Final = (
+    "where --announce says, so others are not told: check that the router forwards the port to this machine, or leave "
+    "--announce out"
+)
+_STRANGE: Final = (
+    "--announce names another address than the one under which others see this machine: correct it if it is wrong, or "
+    "leave it out"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The verdict, what it rests on, and what the user can do; `advice` is empty where there is nothing to do."""
+    """The verdict, what it rests on, and what the user can do; `advice` is empty where there is nothing to do.
+
+    `withheld` are declared addresses that are not told to others, who could not reach us there.
+    """
 
     verdict: Reachability
     tried: tuple[str, ...]
     advice: str
+    withheld: tuple[str, ...] = ()
 
 
-def account_of(machine: ReachabilityMachine) -> Account:
+def account_of(machine: ReachabilityMachine, declared: Sequence[Declared] = ()) -> Account:
     """The machine's verdict in words."""
-    return Account(machine.verdict, tuple(_tried(machine)), _advice(machine))
+    withheld = tuple(one.text for one in declared if one.has_failed(machine.closed))
+    strange = [] if machine.is_reached else [one for one in declared if one.is_strange(machine.seen_as)]
+    tried = (*_tried(machine), *_untried(machine, strange))
+    if withheld:
+        return Account(machine.verdict, tried, f"nobody could reach it {_FORWARDING}", withheld)
+    if strange and machine.closed:
+        return Account(machine.verdict, tried, _STRANGE)
+    return Account(machine.verdict, tried, _advice(machine))
+
+
+def _untried(machine: ReachabilityMachine, strange: Iterable[Declared]) -> Iterable[str]:
+    """What nobody could try, as a dial-back goes only to where one is seen."""
+    seen = " and ".join(sorted(map(str, machine.seen_as)))
+    for one in strange:
+        yield f"{one.text}: others see this machine as {seen}, so nobody could try it"
 
 
 def _tried(machine: ReachabilityMachine) -> Iterable[str]:
     for (host, port), outcomes in machine.outcomes:
         if outcomes:
-            yield f"{_shown(host, port)}: {_summed(outcomes)}"
+            yield f"{shown(host, port)}: {_summed(outcomes)}"
     if machine.mapping == "dependent":
         yield "the router before this machine uses another port for each peer (symmetric NAT)"
     elif machine.mapping == "independent":
@@ -60,10 +88,6 @@ def _way_out(machine: ReachabilityMachine) -> str:
     if {outcome for _, outcomes in machine.outcomes for outcome in outcomes} == {"other"}:
         return "something else answers at its port of the router; choose another with --listen"
     return "turn on UPnP in the router, or forward the port to this machine and name it with --announce"
-
-
-def _shown(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 _WORDS: Final[dict[DialOutcome, str]] = {

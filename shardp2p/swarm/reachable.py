@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ import trio
 from shardp2p.errors import ConfigError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress, parse_address
 from shardp2p.host.announcing import (
-    MAX_DECLARED,
     Interface,
     Situation,
     Standing,
@@ -29,6 +29,7 @@ from shardp2p.host.host import Host
 from shardp2p.host.interfaces import read_interfaces
 from shardp2p.host.ip_scopes import scope_of
 from shardp2p.host.upnp import MiniupnpRouter, PortMapping, Router
+from shardp2p.swarm.declared import parse_declared
 from shardp2p.swarm.dial_backs import DialBack, ask_dial_back
 from shardp2p.swarm.observers import choose_observers
 from shardp2p.swarm.reachability import ReachabilityMachine, Sighting
@@ -40,6 +41,7 @@ from shardp2p.wire.records import CoverageRecord, Reachability
 LOOK_S: Final = 2.0
 """How often addresses that changed are noticed, and peers to ask are looked for."""
 ASKED_AT_ONCE: Final = 3
+LOOK_UP_S: Final = 5.0
 MAX_ASKED: Final = 64
 """Peers of which is remembered that they were asked."""
 
@@ -68,12 +70,14 @@ class Reachable:
         self._machine = ReachabilityMachine()
         self._mapping: PortMapping | None = None
         sockets = tuple(TcpAddress("ip6" if ":" in at else "ip4", at, port) for at, port in host.listen_endpoints())
-        self._situation = Situation(sockets, tuple(interfaces()), declared=parse_declared(declared, host.peer_id))
+        self._declared = parse_declared(declared, host.peer_id)
+        addresses = tuple(one.address for one in self._declared)
+        self._situation = Situation(sockets, tuple(interfaces()), declared=addresses)
         self._asked: dict[PeerId, None] = {}  # the longest ago first
         self._changes = 0
         self._changed = trio.Event()
         self._hurried = trio.Event()
-        self._account = account_of(self._machine)
+        self._account = account_of(self._machine, self._declared)
         self._update()
 
     # What others see.
@@ -130,6 +134,7 @@ class Reachable:
             "verdict": account.verdict,
             "tried": list(account.tried),
             "advice": account.advice,
+            "withheld": list(account.withheld),
             "seen_as": sorted(map(str, self._machine.seen_as)),
             "mapping": self._machine.mapping,
             "upnp": None if self._mapping is None else str(self._mapping.state),
@@ -218,6 +223,7 @@ class Reachable:
                 log.debug("dial_back_failed", peer=peer, reason=error.message)
 
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_up_declared)
             for peer in peers:
                 self._note_asked(peer)
                 nursery.start_soon(ask, peer)
@@ -226,6 +232,12 @@ class Reachable:
             self._note(report, now)
         self._machine.asked(now)
         self._update()
+
+    async def _look_up_declared(self) -> None:
+        """Find out where names lead that the user declared: what others fail to reach there is not told."""
+        for at, one in enumerate(self._declared):
+            if one.is_name and (hosts := await _look_up(one.address)):
+                self._declared = (*self._declared[:at], one.leading_to(hosts), *self._declared[at + 1 :])
 
     def _candidates(self, records: Sequence[CoverageRecord]) -> list[tuple[PeerId, str, bool]]:
         """Who may be asked: connected directly or dialable, and not behind our own router."""
@@ -267,7 +279,7 @@ class Reachable:
         machine.is_on_loopback = self.standing.is_on_loopback
         machine.own_hosts = frozenset(str(one.address) for one in self._situation.interfaces)
         self._situation = self._learned()
-        self._account = account_of(machine)
+        self._account = account_of(machine, self._declared)
         self._host.standing = self.standing
         self._host.announce(announced(self._host.peer_id, self._situation))
         if (self._situation, self._account, self._host.standing) != before:
@@ -289,29 +301,18 @@ class Reachable:
             self._situation,
             seen_as=machine.seen_as,
             opened=tuple(at for at in dict.fromkeys(opened) if scope_of(ipaddress.ip_address(at.host)) == "public"),
-            closed=frozenset(_address(host, port) for host, port in machine.closed),
+            closed=frozenset(_address(host, port) for host, port in machine.closed)
+            | {one.address for one in self._declared if one.has_failed(machine.closed)},
         )
 
 
-def parse_declared(texts: Sequence[str], own: PeerId) -> tuple[TcpAddress, ...]:
-    """What the user of the peer `own` declares with `--announce`. Raises: ConfigError that says what is wrong."""
-    if len(texts) > MAX_DECLARED:
-        raise ConfigError(f"--announce is given {len(texts)} times; {MAX_DECLARED} addresses are enough")
-    found = []
-    for text in texts:
-        address = parse_address(text)
-        if isinstance(address, CircuitAddress):
-            raise ConfigError(f"--announce {text} is a relay's; relays are found by themselves")
-        if address.peer not in (None, own):
-            raise ConfigError(
-                f"--announce {text} is another peer's, this one is {own}; leave out what follows the port"
-            )
-        if address.port == 0:
-            raise ConfigError(f"--announce {text} has no port; name the one at which others reach this machine")
-        if address.protocol in ("ip4", "ip6") and scope_of(ipaddress.ip_address(address.host)) == "none":
-            raise ConfigError(f"--announce {text} can be dialled from nowhere; name an address that others can reach")
-        found.append(TcpAddress(address.protocol, address.host, address.port))
-    return tuple(dict.fromkeys(found))
+async def _look_up(name: TcpAddress) -> frozenset[str]:
+    """The IP addresses of a name; none when it has none, or nobody answers in time."""
+    family = {"dns4": trio.socket.AF_INET, "dns6": trio.socket.AF_INET6}.get(name.protocol, trio.socket.AF_UNSPEC)
+    with trio.move_on_after(LOOK_UP_S), suppress(OSError):
+        found = await trio.socket.getaddrinfo(name.host, name.port, family, trio.socket.SOCK_STREAM)
+        return frozenset(str(remote[0]) for *_, remote in found)
+    return frozenset()
 
 
 def _parsed(texts: Sequence[str]) -> list[Address]:

@@ -187,6 +187,20 @@ async def test_what_the_user_declares_is_announced_first() -> None:
         assert hosts[0].addresses()[0] == f"/dns4/home.example.org/tcp/4001/p2p/{hosts[0].peer_id}"
 
 
+async def test_what_the_user_declares_is_told_no_more_once_others_fail_there() -> None:
+    async with open_hosts(2) as hosts, trio.open_nursery() as nursery:
+        port = hosts[1].listen_endpoints()[0][1]  # another machine's, as after a mistake in the router
+        reach = reachable(hosts, declared=[f"/dns4/localhost/tcp/{port}", f"/ip4/127.0.0.1/tcp/{port}"])
+        assert sum(f"/tcp/{port}/" in address for address in hosts[0].addresses()) == 2
+        nursery.start_soon(reach.run)
+        await wait_until(reach, lambda: len(reach.account.withheld) == 2)
+        assert not any(f"/tcp/{port}/" in address for address in hosts[0].addresses())
+        assert reach.verdict == "public"  # at the port where it listens
+        assert reach.status()["withheld"] == [f"localhost:{port}", f"127.0.0.1:{port}"]
+        assert "check that the router forwards the port" in reach.status()["advice"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_addresses_of_another_home_are_not_dialled() -> None:
     async with open_hosts(2) as (ours, other):
         ours.standing = Standing(frozenset({ip_address("45.45.0.8")}), (WLAN.network,))

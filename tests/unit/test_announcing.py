@@ -171,6 +171,13 @@ def test_a_declared_address_under_which_nobody_sees_us_is_told_last() -> None:
     assert told(interfaces=HOME, declared=(wrong,))[0] == str(wrong)
 
 
+def test_a_declared_address_where_others_failed_is_not_told() -> None:
+    forwarded, other = TcpAddress("ip4", str(WAN), 4001), TcpAddress("ip4", str(WAN), 443)
+    situation = {"interfaces": HOME, "seen_as": frozenset({WAN}), "closed": frozenset({forwarded})}
+    assert told(declared=(forwarded, other), **situation) == [str(other), "/ip4/192.168.1.5/tcp/4001"]
+    assert told(declared=(forwarded,), **situation) == ["/ip4/192.168.1.5/tcp/4001", f"/ip4/{WAN}/tcp/0"]
+
+
 def test_circuits_lead_over_two_relays_and_into_no_home_of_a_relay() -> None:
     inside = CircuitAddress(TcpAddress("ip4", "192.168.2.2", 4001, RELAY))
     again = CircuitAddress(TcpAddress("ip6", "2a00::99", 4001, RELAY))

@@ -67,7 +67,7 @@ def test_peers() -> None:
 
 def reach(verdict: str, upnp: str | None = None) -> dict[str, Any]:
     tried, advice = (["45.45.0.7:4001: no answer for 2 peers"], "forward the port") if verdict != "public" else ([], "")
-    return {"verdict": verdict, "tried": tried, "advice": advice, "upnp": upnp}
+    return {"verdict": verdict, "tried": tried, "advice": advice, "upnp": upnp, "withheld": []}
 
 
 def test_how_others_reach_it() -> None:
@@ -76,6 +76,8 @@ def test_how_others_reach_it() -> None:
     assert judge_reach(reach("unreachable")) == Finding(
         "reach", "warning", "unreachable; 45.45.0.7:4001: no answer for 2 peers", "forward the port"
     )
+    refuted = reach("public") | {"withheld": ["45.45.0.7:4001"], "advice": "check the port forwarding"}
+    assert judge_reach(refuted) == Finding("reach", "warning", "public", "check the port forwarding")
 
 
 def test_the_router() -> None:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardp2p.identity.keys import Identity
+from shardp2p.swarm.declared import Declared, parse_declared
 from shardp2p.swarm.dial_evidence import MAX_OBSERVERS
 from shardp2p.swarm.observers import choose_observers
 from shardp2p.swarm.reachability import (
@@ -21,6 +23,7 @@ from shardp2p.swarm.reachability_account import account_of
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.dialling_back import DialOutcome
 
+PEER = Identity.from_seed(b"a" * 32).peer_id
 WAN = "45.45.0.7"
 A, B, C = "45.45.1.1", "45.45.2.2", "45.45.3.3"
 OUTCOMES: dict[str, DialOutcome] = {"o": "open", "t": "timeout", "r": "refused", "x": "other"}
@@ -170,6 +173,45 @@ def test_what_was_tried() -> None:
     )
     machine.report(A, "2a00::7", [(443, "open")], 9.0)
     assert account_of(machine).tried[-1] == "[2a00::7]:443: reached by 1 peer"
+
+
+def declared(*texts: str) -> tuple[Declared, ...]:
+    return parse_declared(texts, PEER)
+
+
+def test_a_declared_address_where_others_fail_is_withheld_and_why_is_said() -> None:
+    forwarded = declared(f"/ip4/{WAN}/tcp/4001")
+    for reports, is_withheld in ((("At",), False), (("At", "Bt"), True), (("Ao", "Bt", "Ct"), False), (("Ao",), False)):
+        account = account_of(told(*reports), forwarded)
+        assert (account.withheld == (f"{WAN}:4001",)) == is_withheld
+        assert ("check that the router forwards the port" in account.advice) == is_withheld
+    two = declared(f"/ip4/{WAN}/tcp/4001", f"/ip4/{WAN}/tcp/443")
+    machine = told("At", "Bt")
+    machine.report(A, WAN, [(443, "open")], 9.0)
+    assert account_of(machine, two).verdict == "public"
+    assert account_of(machine, two).withheld == (f"{WAN}:4001",)  # others reach us, but not there
+    machine.report(A, WAN, [(4001, "open")], 10.0)
+    machine.report(B, WAN, [(4001, "open")], 11.0)
+    assert account_of(machine, two).withheld == ()  # the port was forwarded since
+
+
+def test_a_name_has_failed_once_it_has_wherever_it_leads() -> None:
+    (name,) = declared("/dns4/home.example.org/tcp/4001")
+    closed = told("At", "Bt").closed
+    assert not name.has_failed(closed)  # nobody has looked it up
+    assert name.leading_to([WAN]).has_failed(closed)
+    assert not name.leading_to([WAN, "45.45.0.8"]).has_failed(closed)
+    assert name.leading_to([WAN]).text == "home.example.org:4001"
+
+
+def test_a_declared_address_under_which_nobody_sees_us_was_not_tried() -> None:
+    elsewhere = declared("/ip4/45.45.0.200/tcp/4001", "/ip6/2a00::7/tcp/4001", "/ip4/10.8.0.3/tcp/4001")
+    assert account_of(told(), elsewhere).tried == ()
+    account = account_of(told("At", "Bt"), elsewhere)
+    assert account.tried[1:] == (f"45.45.0.200:4001: others see this machine as {WAN}, so nobody could try it",)
+    assert "names another address than the one under which others see this machine" in account.advice
+    assert account.withheld == ()  # it may well lead here
+    assert account_of(told("Ao", "Bo"), elsewhere).advice == ""
 
 
 def test_on_loopback_there_is_nothing_to_ask() -> None:
