@@ -1,7 +1,7 @@
 """A peer of a swarm, in any role: it gossips, asks the directory, measures its links, and knows who is live.
 
 `open_member` joins; `Member.live` is what gossip tells, `Member.ask_directory` works before any gossip arrived.
-A peer that serves layers by itself is a member with a keeper (keeper.py).
+A peer that serves layers by itself is a member with a keeper (keeper/).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     joining -> placing -> loading -> serving -> draining -> left
                   ^__________|__________|   only where layers are missing, or loading failed
 
-Driven by the calls of whoever owns it (`keeper.py`), with `now` in seconds; it answers with commands.
+Driven by the calls of whoever owns it (`keeper/keeper.py`), with `now` in seconds; it answers with commands.
 """
 
 from __future__ import annotations
