@@ -48,10 +48,11 @@ def idle(
     if as_json:
         write_json(measured)
     else:
-        write(_describe(measured))
+        write(describe(measured))
 
 
-def _describe(measured: dict[str, Any]) -> str:
+def describe(measured: dict[str, Any]) -> str:
+    """What `idle` measured, for a person to read."""
     lines = [f"{measured['peers']} peers of {measured['model']} that serve nobody"]
     lines += [
         f"  {share:5.2f} % of a core, {wakes:4.1f} wakes a second, {neighbours} neighbours"

@@ -19,6 +19,14 @@ CACHE_ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What a process has spent since it began: processor time, and how often it went to sleep."""
+
+    core_s: float
+    wakes: int
+
+
+@dataclass(frozen=True, slots=True)
 class IdleCost:
     """Of each peer: the share of a core in percent, how often a second it woke up, and its gossip streams."""
 
@@ -53,18 +61,22 @@ async def measure_idle(
         passed_s = trio.current_time() - started
         after = _spent(swarm)
         statuses = [await peer.status() for peer in swarm.peers]
-    used = [(new[0] - old[0], new[1] - old[1]) for new, old in zip(after, before, strict=True)]
+    return cost_of(before, after, passed_s, tuple(len(status["neighbours"]) for status in statuses))
+
+
+def cost_of(before: Sequence[Spent], after: Sequence[Spent], passed_s: float, neighbours: tuple[int, ...]) -> IdleCost:
+    """What each peer spent between two looks that lie `passed_s` seconds apart."""
+    pairs = list(zip(before, after, strict=True))
     return IdleCost(
-        tuple(100 * cpu_s / passed_s for cpu_s, _ in used),
-        tuple(wakes / passed_s for _, wakes in used),
-        tuple(len(status["neighbours"]) for status in statuses),
+        tuple(100 * (new.core_s - old.core_s) / passed_s for old, new in pairs),
+        tuple((new.wakes - old.wakes) / passed_s for old, new in pairs),
+        neighbours,
     )
 
 
-def _spent(swarm: SwarmChildren) -> Sequence[tuple[float, int]]:
-    """Processor seconds of every peer, and how often it went to sleep."""
+def _spent(swarm: SwarmChildren) -> Sequence[Spent]:
     processes = [psutil.Process(peer.pid) for peer in swarm.peers]
-    return [(sum(one.cpu_times()[:2]), one.num_ctx_switches().voluntary) for one in processes]
+    return [Spent(sum(one.cpu_times()[:2]), one.num_ctx_switches().voluntary) for one in processes]
 
 
 async def _wait(seconds: float, what: str, progress: Progress) -> None:
