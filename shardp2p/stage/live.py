@@ -1,5 +1,7 @@
 """The tasks of one session on a stage: all that arrives goes into one inbox; one task owns the machine and the device.
 
+Another sends what is computed, so that the device takes up the next chunk meanwhile.
+
 Protocols: docs/protocols/control.md and ring.md.
 """
 
@@ -104,9 +106,13 @@ class LiveSession:
             nursery.start_soon(self._watch_next, sender, next_peer)
             nursery.start_soon(self._watch_previous)
             nursery.start_soon(self._read_control)
+            computed, outgoing = trio.open_memory_channel[Activations | Verdict](0)
+            is_sent = trio.Event()
+            nursery.start_soon(self._send_on, outgoing, sender, next_peer, is_sent)
             try:
                 with self._working:
-                    await self._work(sender, next_peer)
+                    await self._work(computed)
+                    await is_sent.wait()
                     await sender.end()
             except PeerUnavailableError:
                 if not self._is_closing:
@@ -161,28 +167,50 @@ class LiveSession:
             if not self._is_closing:
                 raise
 
-    async def _work(self, sender: CreditSender, next_peer: str) -> None:
-        """Compute and send on, until Close."""
-        while True:
-            self._take_all()
-            if self._is_closing:
-                return
-            await self._give_credit()
-            work = self._session.next_work()
-            if work is None:
-                self._take(await self._inbox.receive())
-                continue
+    async def _work(self, computed: trio.MemorySendChannel[Activations | Verdict]) -> None:
+        """Compute, and hand over what is to be sent, until Close."""
+        with computed:
+            while True:
+                self._take_all()
+                if self._is_closing:
+                    return
+                await self._give_credit()
+                work = self._session.next_work()
+                if work is None:
+                    self._take(await self._inbox.receive())
+                    continue
+                started = perf_counter()
+                message = await self._run(work)
+                self._note_work(work, message, perf_counter() - started)
+                await computed.send(message)
+
+    def _note_work(self, work: Work, message: Activations | Verdict, took_s: float) -> None:
+        before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
+        compute_s = (message.compute_us - before) / 1e6
+        self._account.chunks += 1
+        self._account.rows += len(work.rows)
+        self._account.skipped_rows += len(work.skipped)
+        self._account.compute_s += compute_s
+        self._account.overhead_s += max(0.0, took_s - compute_s)
+
+    async def _send_on(
+        self,
+        outgoing: trio.MemoryReceiveChannel[Activations | Verdict],
+        sender: CreditSender,
+        next_peer: str,
+        is_sent: trio.Event,
+    ) -> None:
+        """Send what is computed, until there is no more. Waiting for credit counts as overhead."""
+        async for message in outgoing:
             started = perf_counter()
-            message = await self._run(work)
-            with blaming(next_peer):
-                await sender.send(message)
-            before = work.arrival.compute_us if isinstance(work.arrival, Activations) else 0
-            compute_s = (message.compute_us - before) / 1e6
-            self._account.chunks += 1
-            self._account.rows += len(work.rows)
-            self._account.skipped_rows += len(work.skipped)
-            self._account.compute_s += compute_s
-            self._account.overhead_s += max(0.0, perf_counter() - started - compute_s)
+            try:
+                with blaming(next_peer):
+                    await sender.send(message)
+            except PeerUnavailableError:
+                if not self._is_closing:
+                    raise
+            self._account.overhead_s += perf_counter() - started
+        is_sent.set()
 
     async def _run(self, work: Work) -> Activations | Verdict:
         try:

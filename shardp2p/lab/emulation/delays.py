@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from shardp2p.lab.emulation.waiting import wait_s
+from shardp2p.lab.emulation.waiting import Lateness, wait_s
 
 PIECE_BYTES: Final = 1 << 16
 PIECES: Final = 1024
@@ -47,9 +47,12 @@ def _take(source: socket.socket, pieces: queue.Queue[tuple[float, bytes]], delay
 
 
 def _give(sink: socket.socket, pieces: queue.Queue[tuple[float, bytes]]) -> None:
+    lateness = Lateness()
     while True:
         due, data = pieces.get()
-        wait_s(due - time.monotonic())
+        if (left_s := due - time.monotonic()) > 0:
+            wait_s(left_s - lateness.seconds)
+            lateness.note(time.monotonic() - due)
         with suppress(OSError):  # whoever went away needs nothing more
             if not data:
                 sink.shutdown(socket.SHUT_WR)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from shardp2p.lab.emulation.language import RANKS, Language, extend
-from shardp2p.lab.emulation.waiting import wait_s
+from shardp2p.lab.emulation.waiting import Lateness, wait_s
 from shardp2p.vocabulary import Branch, Token
 
 
@@ -17,6 +17,7 @@ class EmulatedDraft:
         self._language = language
         self._level_s = level_s
         self._guesses = guesses
+        self._lateness = Lateness()
         self._length = 0
         self._digest = language.digest(())
 
@@ -29,12 +30,14 @@ class EmulatedDraft:
         self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
     ) -> list[tuple[Branch, ...]]:
         """One level below each path, whatever the depth asked for."""
-        started = time.perf_counter()
+        due = time.perf_counter() + self._level_s
         for token in text[self._length :]:
             self._digest = extend(self._digest, token)
         self._length = len(text)
         branches = self._language.propose(self._digest, paths, self._guesses)
-        wait_s(self._level_s - (time.perf_counter() - started))
+        if (left_s := due - time.perf_counter()) > 0:
+            wait_s(left_s - self._lateness.seconds)
+            self._lateness.note(time.perf_counter() - due)
         return branches
 
     def finish(self, text: Sequence[Token]) -> None:

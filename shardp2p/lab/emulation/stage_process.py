@@ -20,7 +20,7 @@ from shardp2p.lab.emulation.arms import CACHE_ROWS
 from shardp2p.lab.emulation.language import Language
 from shardp2p.lab.emulation.layers import DigestRows, digests_of, frame_of
 from shardp2p.lab.emulation.profile import Profile, parse_profile
-from shardp2p.lab.emulation.waiting import wait_s
+from shardp2p.lab.emulation.waiting import Lateness, wait_s
 from shardp2p.lab.network.catalog import read_text
 from shardp2p.node import HeldModel, Node, open_node
 from shardp2p.stage.holding import HeldBlock, Holding, OpenCompute
@@ -42,7 +42,7 @@ def model_of(profile: Profile, accept: float, seed: int) -> tuple[ModelId, str]:
 
 def emulated_layers(profile: Profile, stage: int, language: Language) -> OpenCompute:
     """What opens sessions on layers that do nothing for as long as the profile says, one chunk after the other."""
-    device = trio.Lock()
+    device, lateness = trio.Lock(), Lateness()
     is_last = stage == len(profile.stages) - 1
 
     async def open_compute(_: Open) -> Compute:
@@ -56,9 +56,10 @@ def emulated_layers(profile: Profile, stage: int, language: Language) -> OpenCom
                 digests = rows.compute(work, inputs)
                 choices = rows.choices(work, digests) if is_last else ()
                 frame = None if is_last else frame_of(digests, profile.row_bytes)
-                left_s = profile.stage_s(len(work.rows)) - (time.perf_counter() - started)
-                if left_s > 0:
-                    await trio.to_thread.run_sync(wait_s, left_s)
+                due = started + profile.stage_s(len(work.rows))
+                if (left_s := due - time.perf_counter()) > 0:
+                    await trio.to_thread.run_sync(wait_s, left_s - lateness.seconds)
+                    lateness.note(time.perf_counter() - due)
                 own_us = round((time.perf_counter() - started) * 1e6)
             before_us, slowest_us = (a.compute_us, a.slowest_us) if isinstance(a, Activations) else (0, 0)
             spent_us = before_us + own_us, max(slowest_us, own_us)
