@@ -15,55 +15,15 @@ import pytest
 from shardp2p.coordinator.commands import Limits
 from shardp2p.stage.session import Work
 from tests.support.ring_model import Corrupt, Ring, reference
-
-SCHEDULES = 2_500
-BLOCKS = 10
+from tests.support.schedules import random_ring, run_schedules
 
 
-def random_ring(seed: int, corrupt: Corrupt = lambda work: work) -> tuple[Ring, list[int]]:
-    rng = random.Random(seed)
-    prompt = [rng.randrange(50) for _ in range(rng.choice((1, 1, 2, 5, 12, 20)))]
-    max_tokens = rng.randint(1, 32)
-    limits = Limits(
-        max_chunks=rng.randint(1, 8),
-        chunk_tokens=rng.randint(1, 12),
-        prefill_tokens=rng.randint(1, 10),
-        draft_tokens=rng.randint(0, 6),
-        cache_rows=len(prompt) + max_tokens + rng.choice((0, 0, 3, 20, 500)),
-        draft_rounds=rng.choice((0, 0, 1, 3)),
-        is_paced=rng.random() < 0.7,
-    )
-    stop_tokens = frozenset(rng.sample(range(50), rng.choice((0, 0, 1, 3))))
-    ring = Ring(
-        rng,
-        prompt,
-        max_tokens=max_tokens,
-        stages=rng.randint(1, 4),
-        limits=limits,
-        accept=rng.choice((0.0, 0.5, 0.8, 1.0)),
-        branches=rng.randint(1, 4),
-        waits_for_draft=rng.random() < 0.5,
-        stop_tokens=stop_tokens,
-        needs_tokens=rng.random() < 0.3,
-        loss_rate=rng.choice((0.0, 0.0, 0.01, 0.05)),
-        control_lag=rng.choice((0.0, 0.5, 0.95)),
-        commit_loss=rng.choice((0.0, 0.0, 0.5, 1.0)),
-        corrupt=corrupt,
-    )
-    return ring, reference(prompt, max_tokens, stop_tokens)
-
-
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_any_schedule_gives_the_reference_text(block: int) -> None:
-    skipped = compactions = losses = 0
-    for seed in range(block * SCHEDULES // BLOCKS, (block + 1) * SCHEDULES // BLOCKS):
-        ring, expected = random_ring(seed)
-        assert ring.run() == expected, f"seed {seed}"
-        assert ring.finish is not None
-        assert ring.finish.tokens == len(expected)
-        skipped, compactions, losses = skipped + ring.skipped, compactions + ring.compactions, losses + ring.losses
+@pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+def test_any_schedule_gives_the_reference_text(count: int) -> None:
+    happened = run_schedules(count)
+    assert happened["schedules"] == count
     # What these schedules are for must really have happened.
-    assert min(skipped, compactions, losses) > 100
+    assert min(happened["skipped"], happened["compactions"], happened["losses"]) > count / 4
 
 
 @pytest.mark.parametrize("seed", range(12))
