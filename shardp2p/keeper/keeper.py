@@ -1,6 +1,6 @@
 """The keeper of a serving peer: carries out what its life machine says, and tells the swarm.
 
-Which layers: seating.py asks the scheduler. When: swarm/life.py. They are loaded by loading.py, held and let go of by
+Which layers: seating/ asks the scheduler. When: swarm/life.py. They are loaded by loading.py, held and let go of by
 kept.py, and told of by account.py.
 """
 
