@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +14,11 @@ import trio
 from shardp2p.errors import OverloadedError, RemoteProtocolError, ShardError, blaming, first_of
 from shardp2p.host.beat import next_beat
 from shardp2p.identity.keys import Identity
-from shardp2p.swarm.conversation import Conversation, greet, receive_within
+from shardp2p.swarm.conversation import Conversation, greet
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
+from shardp2p.swarm.pump import TICK_S, Pump
 from shardp2p.swarm.sealed_records import MayHold
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.strikes import BREACH, Strikes
@@ -27,17 +27,12 @@ from shardp2p.swarm.view_events import GossipEvent, Struck, ValueAdded, Vanished
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.messages import PeerAddress
-from shardp2p.wire.news import Farewell, News, ValueNews
+from shardp2p.wire.news import ValueNews
 from shardp2p.wire.protocols import GOSSIP
 from shardp2p.wire.records import CoverageRecord
 from shardp2p.wire.stream import Network, Stream
 
-TICK_S: Final = 0.5
-"""How exactly the silent are missed. What is due before the next tick is sent at this one, to all at once."""
 DIAL_S: Final = 20.0
-SILENCE_S: Final = 30.0
-"""A neighbour says at least that it lives, once in its period; one that does not for so long, or for three lifetimes,
-is behind a connection that is dead."""
 MAX_INBOUND: Final = 64
 """Streams that others opened, the surplus to be sent on included: a swarm that starts at once has one entrance."""
 LEAVING_S: Final = 1.0
@@ -79,6 +74,7 @@ class GossipService:
         self._neighbours = Neighbours(identity.peer_id, bootstrap, rng)
         self._conversations: dict[PeerId, Conversation] = {}
         self._dialling: dict[PeerId, Connected] = {}
+        self._pump = Pump(self._gossip, self._apply)
         self._inbound = 0
         self._changes = 0
         self._changed = trio.Event()
@@ -348,10 +344,7 @@ class GossipService:
         scope.shield = True
         try:
             with scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send, channel, conversation)
-                    await self._receive(channel, conversation)
-                    scope.cancel()
+                await self._pump.run(channel, conversation)
         except* ShardError as group:
             raise first_of(group) from None
         finally:
@@ -361,37 +354,6 @@ class GossipService:
                 self._changed.set()
                 self._changed = trio.Event()
                 self._hurry()
-
-    async def _send(self, channel: MessageChannel, conversation: Conversation) -> None:
-        peer = conversation.peer
-        while True:
-            conversation.wake = trio.Event()
-            due_at = self._gossip.due_at(peer)
-            now = trio.current_time()
-            is_tick, conversation.is_ticked = conversation.is_ticked, False
-            if due_at <= now or (due_at < now + TICK_S and (is_tick or conversation.farewell is not None)):
-                news = self._gossip.take(peer, now, now + TICK_S)
-                if not news.is_empty:
-                    await channel.send(news)
-            elif conversation.farewell is not None:
-                await channel.send(Farewell(conversation.farewell))
-                conversation.scope.cancel()
-                return
-            else:
-                with trio.move_on_at(due_at if due_at < now + TICK_S else math.inf):
-                    await conversation.wake.wait()
-
-    async def _receive(self, channel: MessageChannel, conversation: Conversation) -> None:
-        own = self._gossip.own.record
-        while True:
-            silence_s = max(SILENCE_S, 3 * (own.lifetime_s if own is not None else 0.0))
-            match message := await receive_within(channel, silence_s):
-                case Farewell():
-                    return
-                case News():
-                    self._apply(self._gossip.receive(conversation.peer, message, trio.current_time()))
-                case _:
-                    raise RemoteProtocolError(f"{type(message).__name__} came after the greeting")
 
     def _apply_strike(self, peer: PeerId, error: RemoteProtocolError) -> None:
         is_banned = self._gossip.strikes.strike(peer, BREACH, trio.current_time())
