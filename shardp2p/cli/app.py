@@ -9,6 +9,7 @@ import typer
 
 from shardp2p.cli import (
     bench,
+    bench_departures,
     bench_idle,
     chat,
     coverage,
@@ -44,6 +45,7 @@ app.command("plan")(plan_ring.plan)
 app.command("doctor")(doctor.doctor)
 app.add_typer(model.app)
 app.add_typer(swarm.app)
+bench.app.command("departures")(bench_departures.departures)
 bench.app.command("idle")(bench_idle.idle)
 app.add_typer(bench.app)
 app.add_typer(lab.app)
