@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,24 +114,32 @@ def sessions(
 
 @app.command("wan")
 def wan(
-    profile: schemes.ProfileName = "glm52",
+    profile: Annotated[str | None, typer.Option("--profile", help=schemes.PROFILE_HELP)] = None,
+    runtime: Annotated[
+        str, typer.Option("--runtime", help="real: a model and prompt lookup; or emulated.")
+    ] = "emulated",
     accept: schemes.Accept = 0.74,
     arm: schemes.Schemes = None,
     rounds: schemes.Rounds = 3,
-    tokens: schemes.Tokens = 200,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help="Length of each answer; real ones may end earlier.")
+    ] = None,
     seed: schemes.Seed = 0,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of a real ring: float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option("--threads", help="Of each process of a real ring; 0: torch decides.")] = 1,
+    model: Annotated[str, typer.Option("--model", help="Of a real ring: in the store, or a directory.")] = "smollm2",
     as_json: AsJson = False,
+    data_dir: DataDir = None,
 ) -> None:
-    """Compare drafting schemes on a ring whose ways, layers and draft are emulated, and the rest real."""
+    """Compare drafting schemes on a wide-area ring: emulated layers and drafts, or a real model with prompt lookup."""
     configure_logging("warning")
-    ring, names = schemes.choose(profile, accept, arm, rounds, tokens)
-    from shardp2p.lab.emulation.wan import measure_wan
-
-    with progress_bar() as report:
-        result = interrupts.run(
-            lambda: measure_wan(ring, accept, names=names, rounds=rounds, tokens=tokens, seed=seed, progress=report)
-        )
-    measured = result.report()
+    if runtime not in ("real", "emulated"):
+        raise ConfigError(f"--runtime is {runtime!r}; it must be real or emulated")
+    if runtime == "real":
+        settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
+        measured = _far(profile or "three-50ms", arm, rounds, tokens or 96, seed, settings, model, data_dir)
+    else:
+        measured = _emulated(profile or "glm52", accept, arm, rounds, tokens or 200, seed)
     if as_json:
         write_json(measured)
     else:
@@ -156,6 +165,34 @@ def placement(
         write_json(measured)
     else:
         write(_describe_placement(measured))
+
+
+def _emulated(
+    profile: str, accept: float, arm: Sequence[str] | None, rounds: int, tokens: int, seed: int
+) -> dict[str, Any]:
+    ring, names = schemes.choose(profile, accept, arm, rounds, tokens)
+    from shardp2p.lab.emulation.wan import measure_wan
+
+    with progress_bar() as report:
+        result = interrupts.run(
+            lambda: measure_wan(ring, accept, names=names, rounds=rounds, tokens=tokens, seed=seed, progress=report)
+        )
+    return result.report()
+
+
+def _far(
+    profile: str, arm: Sequence[str] | None, rounds: int, tokens: int, seed: int, settings: UpSettings, model: str,
+    data_dir: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    ways, names = schemes.choose_far(profile, arm, rounds, tokens)
+    from shardp2p.lab.far_answers import FarOrder, measure_far
+
+    with progress_bar() as report:
+        stored = _find_model(model, data_dir, report)
+        order = FarOrder(stored, ways, names, rounds, tokens, seed, settings.dtype, settings.threads)
+        result = interrupts.run(lambda: measure_far(order, data_dir=data_dir, progress=report))
+    told = {"profile": ways.name, "runtime": "real", "model": stored.name, "dtype": settings.dtype, "accept": None}
+    return told | result.report()
 
 
 def _find_model(model: str, data_dir: Path | None, report: Report) -> StoredModel:

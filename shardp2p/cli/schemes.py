@@ -10,8 +10,9 @@ import typer
 from shardp2p.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shardp2p.lab.emulation.profile import Profile
+    from shardp2p.lab.emulation.profile import Profile, Ways
 
+PROFILE_HELP = "Who is how far apart: glm52, gpt-oss, or a file; with a real model three-50ms, or any."
 ProfileName = Annotated[str, typer.Option("--profile", help="Who is how far apart: glm52, gpt-oss, or a file.")]
 Accept = Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right.")]
 Schemes = Annotated[list[str] | None, typer.Option("--arm", help="Only this scheme; repeatable.")]
@@ -24,9 +25,7 @@ def choose(
     profile: str, accept: float, names: Sequence[str] | None, rounds: int, tokens: int
 ) -> tuple[Profile, list[str]]:
     """The ring and the schemes that were asked for. Raises: ConfigError."""
-    for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 32)):
-        if value < least:
-            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+    _check_lengths(rounds, tokens)
     from shardp2p.lab.emulation.arms import choose_arms
     from shardp2p.lab.emulation.profile import parse_profile
     from shardp2p.lab.network.catalog import read_text
@@ -35,11 +34,29 @@ def choose(
     return parse_profile(profile, read_text(profile)), chosen
 
 
+def choose_far(profile: str, names: Sequence[str] | None, rounds: int, tokens: int) -> tuple[Ways, list[str]]:
+    """The ways and the schemes of a ring with a real model; without names plain and the tree. Raises: ConfigError."""
+    _check_lengths(rounds, tokens)
+    from shardp2p.lab.emulation.profile import parse_ways
+    from shardp2p.lab.far_arms import choose_far_arms
+    from shardp2p.lab.network.catalog import read_text
+
+    chosen = choose_far_arms(names or ("tree",))
+    return parse_ways(profile, read_text(profile)), chosen
+
+
+def _check_lengths(rounds: int, tokens: int) -> None:
+    for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 32)):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+
+
 def describe_arms(measured: Mapping[str, Any]) -> str:
     """A line for each scheme, and what the pipelined tree gains."""
     arms = measured["arms"]
     width = max(map(len, arms))
-    lines = [f"{measured['profile']}, {measured['runtime']}, first guesses right {measured['accept']:.2f}", ""]
+    drafts = "prompt lookup" if measured["accept"] is None else f"first guesses right {measured['accept']:.2f}"
+    lines = [f"{measured['profile']}, {measured['runtime']}, {drafts}", ""]
     for name, arm in arms.items():
         line = f"{name:{width}}  {arm['tok_s']:7.2f} tokens/s  {arm['accepted_per_lap']:6.2f} a lap"
         if "tok_s_min" in arm:
@@ -47,7 +64,7 @@ def describe_arms(measured: Mapping[str, Any]) -> str:
         lines.append(line + ("" if arm["exact"] else "  NOT EXACT"))
     lines += [
         "",
-        f"a lap takes {measured['lap_ms']:.1f} ms; the best that the simulation finds: {measured['bound_tok_s']:.2f}",
+        f"a lap takes {measured['lap_ms']:.1f} ms; the best that can be: {measured['bound_tok_s']:.2f}",
     ]
     if "tree" in arms:
         lines += [
@@ -55,4 +72,10 @@ def describe_arms(measured: Mapping[str, Any]) -> str:
             for name, arm in arms.items()
             if name != "tree"
         ]
+    if "sampled_over_plain" in measured:
+        lines.append(f"the same sampled: x {measured['sampled_over_plain']:.2f}")
+    if "worst_prompt_ratio" in measured:
+        lines.append(f"on the prompt where it gains least: x {measured['worst_prompt_ratio']:.2f}")
+    for kind, rates in measured.get("kinds", {}).items():
+        lines.append(f"{kind}: " + ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items()) + " tokens/s")
     return "".join(line + "\n" for line in lines)

@@ -17,6 +17,7 @@ from shardp2p.coordinator.commands import Limits
 from shardp2p.coordinator.request import GenerationRequest
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.local_swarm import even_splits, local_swarm
+from shardp2p.lab.prompts import OPEN_PROMPTS, REPEAT_PROMPTS
 from shardp2p.lab.reference_process import ReferenceProcess, open_reference
 from shardp2p.lab.ring_run import RingRun, run_ring
 from shardp2p.node import Node, open_node
@@ -27,33 +28,6 @@ from shardp2p.scheduler.route import route
 from shardp2p.vocabulary import DType, Token
 from shardp2p.weights.source import Progress, no_progress
 from shardp2p.weights.store import StoredModel
-
-OPEN_PROMPTS = (
-    "Explain to a child why the sea is salty.",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Write a Python function that merges two sorted lists, and explain it.",
-    "List ten cities in Europe with one sentence about each.",
-)
-"""Prompts whose answers hold little that was there before."""
-
-_PASSAGES = (
-    """The harbour master counted the boats at dawn, wrote the number into the green book, and went back to bed. Nobody
-had asked him to count them, and nobody ever read the book, but he had done it for forty years.""",
-    """def area(width, height):
-    if width < 0 or height < 0:
-        raise ValueError('negative side')
-    return width * height
-
-
-def volume(width, height, depth):
-    return area(width, height) * depth""",
-    """Apples 12, pears 7, plums 31, quinces 4, cherries 250, medlars 2, apricots 19, peaches 16, nectarines 5,
-damsons 44, greengages 8, mirabelles 90, sloes 300, figs 11, mulberries 63.""",
-    """Dear members, the meeting of the chess club is moved from Monday to Thursday at half past seven, in the small
-hall behind the library. Please bring your own boards, and tell Mrs. Alder if you cannot come.""",
-)
-REPEAT_PROMPTS = tuple(f"Repeat the following text exactly, word for word:\n\n{passage}" for passage in _PASSAGES)
-"""Prompts whose answers were in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

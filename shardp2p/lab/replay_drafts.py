@@ -59,12 +59,14 @@ class Tally:
         )  # fmt: skip
 
 
-def replay(recorded: Recorded, proposer: Proposer, *, rows: int = DRAFT_ROWS) -> Tally:
+def replay(
+    recorded: Recorded, proposer: Proposer, *, rows: int = DRAFT_ROWS, asked_rounds: int = ASKED_ROUNDS
+) -> Tally:
     """One answer, round by round; the first token comes with the prompt's own round."""
     answer, tally = recorded.answer, Tally(1, 1, 1)
     while tally.tokens < len(answer):
         text = (*recorded.prompt, *answer[: tally.tokens])
-        drafts = _draft(text, proposer, rows)
+        drafts = _draft(text, proposer, rows, asked_rounds)
         tally.rows += 1 + len(drafts)
         right, above = 0, None
         while tally.tokens + right < len(answer):
@@ -78,10 +80,12 @@ def replay(recorded: Recorded, proposer: Proposer, *, rows: int = DRAFT_ROWS) ->
     return tally
 
 
-def _draft(text: Sequence[Token], proposer: Proposer, rows: int) -> dict[tuple[Node | None, Token], Node]:
+def _draft(
+    text: Sequence[Token], proposer: Proposer, rows: int, asked_rounds: int
+) -> dict[tuple[Node | None, Token], Node]:
     """The likeliest drafts below `text`, by their parent (None: the text) and token."""
     tree = TokenTree(text)
-    for _ in range(ASKED_ROUNDS):
+    for _ in range(asked_rounds):
         leaves = tree.take_leaves(PATHS_AT_ONCE, 0.0)
         if not leaves:
             break

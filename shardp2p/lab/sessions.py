@@ -22,7 +22,7 @@ from shardp2p.coordinator.request import SPARE_ROWS, GenerationRequest
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.children import open_children
 from shardp2p.lab.local_swarm import StageProcess, even_splits, local_swarm
-from shardp2p.lab.loopback import OPEN_PROMPTS
+from shardp2p.lab.prompts import OPEN_PROMPTS
 from shardp2p.lab.session_figures import Prefill, Queue, Together, together
 from shardp2p.node import Node, open_node
 from shardp2p.runtime.tokenizer import Tokenizer

@@ -6,32 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardp2p.coordinator.commands import Limits, Proposer
+from shardp2p.lab.prompts import VARIED_PROMPTS
 from shardp2p.runtime.draft import PromptLookup
 from shardp2p.vocabulary import SamplingParams, Token
 from tests.support.proposers import OracleMix, RandomWrong
 
-PROMPTS: tuple[tuple[str, str], ...] = (
-    ("chat", "What is the difference between a comet and an asteroid?"),
-    ("chat", "My plants keep dying. I water them every day. What am I doing wrong?"),
-    ("chat", "Explain to a child why the sky is blue."),
-    ("chat", "Give me three reasons to learn to play an instrument, and one reason not to."),
-    ("code", "Write a Python function that returns the n-th Fibonacci number without recursion."),
-    ("code", "Write a C function that reverses a string in place, with a comment on each line."),
-    ("code", "Show an SQL query that lists the five customers with the most orders."),
-    ("code", "def quicksort(items):\n    if len(items) <= 1:\n        return items\nComplete this function."),
-    ("list", "List the planets of the solar system with one fact each."),
-    ("list", "Write the numbers from 1 to 40, separated by commas."),
-    ("list", "List ten European countries and their capitals as 'country: capital'."),
-    ("list", "Make a packing list for a week of hiking, one item per line."),
+_REPEAT_PROMPTS: tuple[tuple[str, str], ...] = (
     ("repeat", "Repeat this sentence five times: The quick brown fox jumps over the lazy dog."),
     ("repeat", "Copy the following text exactly: Röntgen measured 3.14159 µm at 07:45; 'naïve' costs €12.50."),
     ("repeat", "Write the word 'tomorrow' thirty times."),
     ("repeat", "Repeat after me, twice: one fish, two fish, red fish, blue fish."),
-    ("story", "Write the beginning of a story about a lighthouse keeper who finds a letter."),
-    ("story", "Tell a short tale about two robots who want to see the sea."),
-    ("story", "Continue: It was a bright cold day in April, and the clocks were striking thirteen."),
-    ("story", "Write a poem of eight lines about rain on a tin roof."),
 )
+PROMPTS = (*VARIED_PROMPTS[:12], *_REPEAT_PROMPTS, *VARIED_PROMPTS[12:])
 
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.95)
 

@@ -15,20 +15,12 @@ MAX_ROW_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """The first of `peers` is the driver, the others are the stages in ring order; `one_way_s[a, b]` is from a to b.
-
-    A stage takes `stage_base_s` for a chunk and `stage_row_s` more for each live row, the draft `draft_level_s` for one
-    more token on every path that it is asked about. A hidden row has `row_bytes`.
-    """
+class Ways:
+    """The first of `peers` is the driver, the others are the stages in ring order; `one_way_s[a, b]` is from a to b."""
 
     name: str
     peers: tuple[str, ...]
     one_way_s: Mapping[tuple[str, str], float]
-    row_bytes: int
-    stage_base_s: float
-    stage_row_s: float
-    draft_level_s: float
 
     @property
     def driver(self) -> str:
@@ -40,14 +32,28 @@ class Profile:
         """Who holds the layers, the first ones first."""
         return self.peers[1:]
 
-    def stage_s(self, rows: int) -> float:
-        """What a stage takes for a chunk of so many live rows; one whose rows are all dead is passed on."""
-        return self.stage_base_s + self.stage_row_s * rows if rows else 0.0
-
     @property
     def hops_s(self) -> float:
         """The way of one lap."""
         return sum(self.one_way_s[pair] for pair in pairwise((*self.peers, self.peers[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile(Ways):
+    """Ways, and what is computed at their ends.
+
+    A stage takes `stage_base_s` for a chunk and `stage_row_s` more for each live row, the draft `draft_level_s` for one
+    more token on every path that it is asked about. A hidden row has `row_bytes`.
+    """
+
+    row_bytes: int
+    stage_base_s: float
+    stage_row_s: float
+    draft_level_s: float
+
+    def stage_s(self, rows: int) -> float:
+        """What a stage takes for a chunk of so many live rows; one whose rows are all dead is passed on."""
+        return self.stage_base_s + self.stage_row_s * rows if rows else 0.0
 
     @property
     def plain_lap_s(self) -> float:
@@ -55,22 +61,32 @@ class Profile:
         return self.hops_s + len(self.stages) * self.stage_s(1)
 
 
-def parse_profile(name: str, text: str | bytes) -> Profile:
-    """The profile that a JSON text describes. Raises: ConfigError, where it says nothing of stages, or wrongly."""
+def parse_ways(name: str, text: str | bytes) -> Ways:
+    """Who is how far apart, by a JSON text. Raises: ConfigError, where it names no driver and stage."""
     description = parse_description(text)
     fields = Fields(f"profile {name}", json.loads(text))
     peers = tuple(fields.names("peers"))
     if len(peers) < 2:
         fields.fail("it names fewer than two peers: the driver and a stage")
+    default_ms = description.default_rtt_ms / 2
+    one_way_ms = {
+        (a, b): 0.0 if a == b else description.one_way_ms.get((a, b), default_ms) for a in peers for b in peers
+    }
+    return Ways(name, peers, {pair: way_ms / 1e3 for pair, way_ms in one_way_ms.items()})
+
+
+def parse_profile(name: str, text: str | bytes) -> Profile:
+    """The profile that a JSON text describes. Raises: ConfigError, where it says nothing of stages, or wrongly."""
+    ways = parse_ways(name, text)
+    fields = Fields(f"profile {name}", json.loads(text))
     for work in ("stage_ms", "draft_ms_per_level", "hidden_size"):
         if not fields.has(work):
             fields.fail(f"{work} is missing, so what layers and drafts cost cannot be emulated; use glm52 or gpt-oss")
     stage = Fields(f"stage_ms of profile {name}", fields.take("stage_ms"))
-    default_ms = description.default_rtt_ms / 2
     return Profile(
-        name,
-        peers,
-        {(a, b): 0.0 if a == b else description.one_way_ms.get((a, b), default_ms) / 1e3 for a in peers for b in peers},
+        ways.name,
+        ways.peers,
+        ways.one_way_s,
         row_bytes=int(
             fields.number("hidden_size", 0, 8, MAX_ROW_BYTES / 4) * fields.number("activation_bytes", 2, 1, 4)
         ),

@@ -1,0 +1,27 @@
+"""A ring of real stages that are apart: every arm answers as the whole model does, greedily and sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardp2p.lab.emulation.profile import Ways
+from shardp2p.lab.far_answers import FarOrder, measure_far
+from shardp2p.vocabulary import ModelId
+from shardp2p.weights.store import ModelStore
+from tests.support.models import tiny_llama
+
+WAY_S = 0.004
+PEERS = ("client", "s0", "s1")
+
+
+async def test_every_arm_is_exact_and_the_ways_take_their_time(tmp_path: Path) -> None:
+    model = ModelStore(tmp_path / "models").resolve(ModelId(str(tiny_llama(tmp_path / "tiny", layers=4))))
+    ways = Ways("near", PEERS, {(a, b): WAY_S for a in PEERS for b in PEERS})
+    prompts = (("list", "One, two, three."), ("chat", "Well?"))
+    order = FarOrder(model, ways, ("flush", "tree"), rounds=1, tokens=24, prompts=prompts)
+    told = (await measure_far(order, data_dir=tmp_path)).report()
+    for arms in (told["arms"], told["sampled_arms"]):
+        assert {name: arm["exact"] for name, arm in arms.items()} == dict.fromkeys(("plain", "flush", "tree"), True)
+    assert told["lap_ms"] >= 1e3 * ways.hops_s
+    assert told["kinds"].keys() == {"list", "chat"}
+    assert [len(one["ratios"]) for one in told["prompts"]] == [2, 2]
