@@ -33,11 +33,15 @@ class Proposer(Protocol):
         ...
 
 
+PROMPT_CHUNKS = 8
+"""Chunks of committed text in the ring at once, at least: every stage works on its own, whatever drafts may do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a generation may use.
 
-    max_chunks      chunks in the ring at once (the depth of the pipeline)
+    max_chunks      chunks in the ring at once (the depth of the pipeline); of a prompt PROMPT_CHUNKS if that is more
     chunk_tokens    tokens in a chunk of drafts
     prefill_tokens  tokens in a chunk of committed text
     draft_tokens    length of one branch asked of the proposer; 0 asks for none
@@ -68,6 +72,11 @@ class Limits:
                 raise ConfigError(
                     f"{name} is {value}; it must be at least {least}" + (f", at most {most}" if most else "")
                 )
+
+    @property
+    def ring_chunks(self) -> int:
+        """Chunks that may be in the ring at once, of whatever kind."""
+        return max(self.max_chunks, PROMPT_CHUNKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ class _Driver:
             layers=stages[index].layers,
             dtype=self._plan.dtype,
             cache_rows=self._limits.cache_rows,
-            max_chunks=self._limits.max_chunks,
+            max_chunks=self._limits.ring_chunks,
             next=following,
             sampling=self._request.sampling if is_last else None,
             wire_scheme=self._request.wire_scheme,

@@ -5,7 +5,7 @@ of slots and roots in wire/lineage.py and docs/protocols/ring.md.
 
 - Committed tokens that are not sent yet (the prompt, a correction, all of it after a heal) go first, as a chain.
 - Drafts fill the rest of a chunk, the most probable path first (chunking.py), as the ring takes them up (pace.py);
-  up to `max_chunks` chunks are in the ring at once.
+  up to `max_chunks` chunks are in the ring at once, and more of a prompt.
 - A verdict commits tokens as far as the target's choices are known. What it proves wrong is dead: nothing is rewound.
 """
 
@@ -208,7 +208,9 @@ class Generation:
     def _fill(self, now: float) -> None:
         """Send what can be sent, and ask for drafts where there is room for them, or where they can be made ahead."""
         while self._finished is None:
-            has_room = len(self._in_flight) < self._limits.max_chunks
+            is_prompt = self._chunking.unsent_committed > 1
+            most = self._limits.ring_chunks if is_prompt else self._limits.max_chunks
+            has_room = len(self._in_flight) < most
             if (has_room or self._drafts_ahead) and self._chunking.unsent_committed <= self._limits.prefill_tokens:
                 request = self._drafting.ask(self._pace.least_probability)
                 if request is not None:

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import trio
 
-from shardp2p.coordinator.commands import Limits
 from shardp2p.coordinator.request import SPARE_ROWS, GenerationRequest
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.children import open_children
@@ -32,9 +31,6 @@ from shardp2p.vocabulary import DType, Token, WireScheme
 from shardp2p.weights.source import Progress, no_progress
 from shardp2p.weights.store import StoredModel
 from shardp2p.wire.messages import Closed
-
-PREFILL_CHUNKS: Final = 8
-"""Of a prompt, in the ring at once: enough to keep every stage of a short ring busy over a long way."""
 
 WAIT_S: Final = 600.0
 """How long a client of the queue may wait: none is to be declined."""
@@ -255,8 +251,7 @@ class _Ring:
         times = [] if times is None else times
         said: list[Token] = []
         request = GenerationRequest(prompt, tokens, wire_scheme=self.order.wire_scheme)
-        limits = Limits(max_chunks=PREFILL_CHUNKS)
-        async with self.node.generate(self.plan, request, limits=limits) as stream:
+        async with self.node.generate(self.plan, request) as stream:
             async for batch in stream:
                 said.extend(batch)
                 times.extend([trio.current_time()] * len(batch))

@@ -50,7 +50,7 @@ class FakeStage:
         self.is_last = is_last
         self.session = Session(
             cache_rows=limits.cache_rows,
-            max_chunks=limits.max_chunks,
+            max_chunks=limits.ring_chunks,
             needs_tokens=needs_tokens and is_last,
             epoch=epoch,
         )

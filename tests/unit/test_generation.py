@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardp2p.coordinator.commands import Command, Emit, Finish, Limits, NeedDraft, SendChunk, SendCommit
+from shardp2p.coordinator.commands import (
+    PROMPT_CHUNKS,
+    Command,
+    Emit,
+    Finish,
+    Limits,
+    NeedDraft,
+    SendChunk,
+    SendCommit,
+)
 from shardp2p.coordinator.generation import Generation
 from shardp2p.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from shardp2p.vocabulary import NO_PARENT, Branch, ChunkRef, SessionId, Slot
@@ -86,11 +95,12 @@ def test_the_prompt_goes_out_as_a_chain_of_which_only_the_end_is_asked_about() -
     assert chunk == Chunk(ChunkRef(SESSION, 0, 0, Slot(0)), PROMPT, (NO_PARENT, Slot(0), Slot(1)), Slot(2), quiet=2)
 
 
-def test_a_long_prompt_goes_out_in_quiet_chunks_up_to_the_depth() -> None:
-    run = Run(range(10), prefill_tokens=4, max_chunks=2)
-    assert [(chunk.tokens, chunk.quiet) for chunk in run.chunks] == [((0, 1, 2, 3), 4), ((4, 5, 6, 7), 4)]
+def test_a_long_prompt_goes_out_in_quiet_chunks_whatever_the_depth_of_drafts() -> None:
+    run = Run(range(4 * PROMPT_CHUNKS + 2), prefill_tokens=4, max_chunks=1)
+    sent = [(chunk.tokens, chunk.quiet) for chunk in run.chunks]
+    assert sent == [(tuple(range(at, at + 4)), 4) for at in range(0, 4 * PROMPT_CHUNKS, 4)]
     assert kinds(run.answer(number=0)) == ["SendChunk"]
-    assert (run.chunks[2].tokens, run.chunks[2].quiet, run.chunks[2].root) == ((8, 9), 1, 9)
+    assert (run.chunks[-1].quiet, run.chunks[-1].root) == (1, 4 * PROMPT_CHUNKS + 1)
     assert run.machine.settled_tokens == 4
 
 

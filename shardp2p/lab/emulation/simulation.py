@@ -70,7 +70,7 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._stages = [
-            _Stage(self, index, arm.limits.max_chunks, is_last=index == len(profile.stages) - 1)
+            _Stage(self, index, arm.limits.ring_chunks, is_last=index == len(profile.stages) - 1)
             for index in range(len(profile.stages))
         ]
         self._asked: deque[NeedDraft] = deque()
