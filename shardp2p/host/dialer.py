@@ -42,12 +42,17 @@ NEXT_S: Final = 1.0
 HEAD_START_S: Final = 0.25
 """How long straight addresses have before relays are tried beside them: as in RFC 8305."""
 
+REFUSED: Final = "refused, nothing listens there"
 
 Ways = Literal["any", "straight", "relayed"]
 
 
 class AddressError(Exception):
     """The plain reason why one address failed."""
+
+
+class NobodyListensError(PeerUnavailableError):
+    """Each address that was tried refuses connections: no peer runs there any more."""
 
 
 class Circuits(Protocol):
@@ -103,7 +108,8 @@ async def dial(
     if found:
         return found[0]
     tried = "; ".join(f"{address}: {reasons[address]}" for address in parsed)
-    raise PeerUnavailableError(f"cannot reach peer {peer}: {tried}")
+    is_refused = all(reasons[address] == REFUSED for address in parsed)
+    raise (NobodyListensError if is_refused else PeerUnavailableError)(f"cannot reach peer {peer}: {tried}")
 
 
 async def _try_each(
@@ -171,7 +177,7 @@ async def _dial_address(swarm: Swarm, peer: PeerId, address: TcpAddress, sources
     local_port = stream.socket.getsockname()[1]
     connection = await upgrade(swarm, RawConnection(BufferedTcpStream(stream), initiator=True), peer, DIRECT)
     assert isinstance(connection.muxed_conn, Muxer)
-    connection.muxed_conn.local_port = local_port
+    connection.muxed_conn.dialled_from = local_port
     return connection
 
 
@@ -229,7 +235,7 @@ async def _connect_from(address: TcpAddress, sources: Sequence[Endpoint]) -> tri
 
 
 _CONNECT_REASONS: Final = {
-    errno.ECONNREFUSED: "refused, nothing listens there",
+    errno.ECONNREFUSED: REFUSED,
     errno.EHOSTUNREACH: "no route",
     errno.ENETUNREACH: "no route",
     errno.EADDRNOTAVAIL: "no route",

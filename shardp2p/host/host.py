@@ -233,7 +233,7 @@ class Host:
     def _welcome(self, muxer: Muxer) -> Muxer:
         if muxer.path != DIRECT:
             self._indirect.append(muxer)
-        self.carrier.add(muxer)
+            self.carrier.add(muxer)
         self._arrived.unpark_all()
         return muxer
 

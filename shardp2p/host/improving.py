@@ -18,7 +18,7 @@ from shardp2p.errors import ConfigError, PeerUnavailableError
 from shardp2p.host.addresses import Address, CircuitAddress, parse_address
 from shardp2p.host.announcing import dialable_from
 from shardp2p.host.carry.carrier import rides_on
-from shardp2p.host.dialer import Ways
+from shardp2p.host.dialer import NobodyListensError, Ways
 from shardp2p.host.host import Host
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.peer_ids import peer_of
@@ -27,6 +27,8 @@ from shardp2p.vocabulary import PeerId
 
 LOOK_S: Final = 0.25
 """How often to look for connections that have a better path."""
+CALM_S: Final = 1.0
+"""How often to look, where all paths are straight, which peers are needed."""
 DIAL_S: Final = 8.0
 """For all the straight addresses of a peer together."""
 MOVE_AGAIN_S: Final = 5.0
@@ -64,15 +66,19 @@ class Improver:
         try:
             async with trio.open_nursery() as nursery:
                 while True:
-                    while not self._host.has_indirect:
-                        await self._host.wait_arrival()
-                    for peer in self._host.connected_peers():
+                    has_indirect = self._host.has_indirect
+                    for peer in self._host.connected_peers() if has_indirect else ():
                         self._look(peer, nursery)
                     for peer in self.needed()[:MAX_SPARES]:
+                        self._make_movable(peer)
                         self._look_for_spare(peer, nursery)
                     now = trio.current_time()
                     self._moving = {muxer: until for muxer, until in self._moving.items() if until > now}
-                    await trio.sleep(LOOK_S)
+                    if has_indirect:
+                        await trio.sleep(LOOK_S)
+                        continue
+                    with trio.move_on_after(CALM_S):
+                        await self._host.wait_arrival()
         finally:
             self._host.carrier.reconnect = None
 
@@ -91,8 +97,14 @@ class Improver:
                 self._dialling.add(peer)
                 nursery.start_soon(self._dial, peer, circumstances, "straight", self._schedule)
 
+    def _make_movable(self, peer: PeerId) -> None:
+        """Have straight connections survive their paths as others do: of the two sides, who dialled one sees to it."""
+        for muxer in self._host.connections(peer):
+            if muxer.is_initiator and muxer.is_as_dialled:
+                self._host.carrier.add(muxer)
+
     def _look_for_spare(self, peer: PeerId, nursery: trio.Nursery) -> None:
-        """Have one over a relay beside a hole that was punched: of the two sides, who dialled that sees to it."""
+        """Have one over a relay beside the straight one: of the two sides, who dialled that sees to it."""
         best, *others = self._host.connections(peer) or (None,)
         if best is None or not (best.is_initiator and best.path.is_direct and best.link.is_movable):
             return
@@ -155,18 +167,23 @@ class Improver:
                 self._reconnecting.pop(peer, None)
 
     async def _dial_all_ways(self, peer: PeerId) -> Muxer | None:
-        """A new connection, by all ways at once: whichever comes first."""
+        """A new connection, by all ways at once: whichever comes first. Raises: NobodyListensError."""
         addresses = self._addresses_of(peer)
         found: list[Muxer] = []
+        refusals: list[NobodyListensError] = []
 
         async def try_way(way: Ways, scope: trio.CancelScope) -> None:
             try:
                 found.append(await self._host.connect(peer, addresses, ways=way))
                 scope.cancel()
+            except NobodyListensError as error:
+                refusals.append(error)
             except (PeerUnavailableError, ConfigError) as error:
                 log.debug("not_reconnected", peer=peer, reason=error.message)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(try_way, "straight", nursery.cancel_scope)
             nursery.start_soon(try_way, "relayed", nursery.cancel_scope)
+        if not found and refusals:
+            raise refusals[0]
         return found[0] if found else None

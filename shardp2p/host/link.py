@@ -66,14 +66,16 @@ class Multiplexer(Protocol):
 class Link:
     """The frames of one connection. `failure` says why it ended, or is None while it lives.
 
-    With a `ledger` it is movable. `lost` says what became of its wire while it waits for another, None otherwise.
+    While it has a `ledger` it can be movable. `lost` says what became of its wire while it waits for another.
     """
 
-    def __init__(self, wire: Wire, multiplexer: Multiplexer, ledger: Ledger | None) -> None:
+    def __init__(self, wire: Wire, multiplexer: Multiplexer, ledger: Ledger, *, is_early: bool) -> None:
+        """`is_early`: it will be movable, so that its silence is to be suspected soon."""
         self.failure: str | None = None
         self.lost: str | None = None
-        self.ledger = ledger
-        self.vigil = Vigil(is_early=ledger is not None)
+        self.ledger: Ledger | None = ledger
+        self.has_moved = False
+        self.vigil = Vigil(is_early=is_early)
         self.wire: Wire | None = wire
         self._multiplexer = multiplexer
         self._outbox: deque[bytes] = deque()
@@ -184,8 +186,7 @@ class Link:
         self.sent_bytes += size
         if outbox is self._outbox:
             self._outbox_bytes -= size
-            if self.ledger is not None or self._is_watched:
-                self._count(batch)
+            self._count(batch)
         return batch[0] if len(batch) == 1 else b"".join(batch)
 
     def _count(self, batch: list[bytes]) -> None:
@@ -283,6 +284,11 @@ class Link:
         if is_broken:
             self._leave(None)
 
+    def give_up(self) -> None:
+        """Wait for no other wire in place of one that broke: its peer is gone."""
+        if self.lost is not None and self.wire is None:
+            self.fail(self.lost)
+
     @property
     def is_troubled(self) -> bool:
         """Whether another wire should take over, if there is one."""
@@ -300,9 +306,16 @@ class Link:
         """Whether the peer has agreed that this connection can move, and it still can."""
         return self._is_named and self.ledger is not None and self.failure is None
 
+    def keep(self) -> None:
+        """Keep what is sent from now on, so that the peer can be told that this connection can move."""
+        if self.ledger is not None:
+            self.ledger.keep()
+
     def be_named(self) -> None:
         """The peer keeps what it sends, too: from now on the link outlives its wire."""
+        self.keep()
         self._is_named = True
+        self.vigil.watch()
 
     def settle(self) -> None:
         """Stay on the present wire for good: keep nothing, and end with it."""
@@ -330,6 +343,7 @@ class Link:
         assert self.ledger is not None
         self._again = self.ledger.resume(received)
         self.lost = None
+        self.has_moved = True
         self.vigil.start(trio.current_time())
         self._leave(wire)
 

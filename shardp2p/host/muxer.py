@@ -45,8 +45,8 @@ UNUSED: Final = "it was not used"
 class Muxer(IMuxedConn):
     """One connection. Its `link` carries the frames, by whatever path.
 
-    One that `is_retiring` is about to end for want of streams; new ones should take another. `local_port` is the port
-    from which we dialled its peer straight, if we did; `line` is our connection to the relay of a circuit.
+    One that `is_retiring` is about to end for want of streams; new ones should take another. `dialled_from` is the
+    port from which we dialled its peer straight, if we did; `line` is our connection to the relay of a circuit.
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class Muxer(IMuxedConn):
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.is_retiring = False
-        self.local_port: int | None = None
+        self.dialled_from: int | None = None
         self.line: Muxer | None = None
         self._is_initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._path = upgrading_path.get()
-        ledger = None if self._path == DIRECT else Ledger(has_dialled=self._is_initiator)
-        self.link = Link(secured_conn, self, ledger)
+        is_movable = self._path != DIRECT  # from the start; others once they are named
+        ledger = Ledger(has_dialled=self._is_initiator, is_keeping=is_movable)
+        self.link = Link(secured_conn, self, ledger, is_early=is_movable)
         self._next_stream_id = 1 if self._is_initiator else 2
         self._streams: dict[int, MuxedStream] = {}
         self._closing: dict[int, float] = {}
@@ -87,6 +88,16 @@ class Muxer(IMuxedConn):
         """How it reaches its peer now."""
         carrier = self.carrier
         return self._path if carrier is None else carrier.path
+
+    @property
+    def local_port(self) -> int | None:
+        """The port from which we dialled its peer straight, if we did and it still comes from there."""
+        return None if self.link.has_moved else self.dialled_from
+
+    @property
+    def is_as_dialled(self) -> bool:
+        """Whether it runs straight over the socket with which it began."""
+        return self._path == DIRECT and not self.link.has_moved
 
     @property
     def carrier(self) -> Muxer | None:
@@ -242,7 +253,7 @@ class Muxer(IMuxedConn):
             pause_s = self.link.ask(trio.current_time())
             now = trio.current_time()
             # Calm connections are looked at together: a peer has dozens.
-            is_calm = pause_s >= CALM_LOOK_S and self.link.ledger is None
+            is_calm = pause_s >= CALM_LOOK_S and not self.link.vigil.is_early
             until = next_beat(now + pause_s - CALM_LOOK_S, CALM_LOOK_S) if is_calm else now + pause_s
             await trio.sleep_until(until)
             now = trio.current_time()

@@ -46,7 +46,8 @@ class Vigil:
         self.is_suspect = False
         self.missed_pings = 0
         """Pings after which nothing was heard before the next one was due."""
-        self._is_early = is_early
+        self.is_early = is_early
+        """Whether silence is suspected early."""
         self._pinged_at = -ROUND_TRIP_S
         self._asked_at = -ROUND_TRIP_S  # the first ping since we heard something
         self._ping_value = 0
@@ -65,11 +66,11 @@ class Vigil:
 
     def watch(self) -> None:
         """Suspect early from now on."""
-        self._is_early = True
+        self.is_early = True
 
     def settle(self) -> None:
         """Nothing can take over: suspect nothing."""
-        self._is_early = self.is_suspect = False
+        self.is_early = self.is_suspect = False
 
     def ping(self, now: float, frames: int) -> int | None:
         """The value of the ping that is due, if one is. `frames` counts what passed, both ways together."""
@@ -97,9 +98,9 @@ class Vigil:
         """How long to sleep before looking; `is_waiting`: the path is lost, and time runs out for another."""
         self._looked_at = now
         self._pause_s = PING_INTERVAL_S
-        if not (self._is_early or self._is_asked):
+        if not (self.is_early or self._is_asked):
             self._pause_s = max(self.heard_at + CALM_S - now, CALM_LOOK_S)
-        if is_waiting or (self._is_early and (self._is_asked or self._is_busy(now))):
+        if is_waiting or (self.is_early and (self._is_asked or self._is_busy(now))):
             due_at = self._asked_at + self._patience_s if self._is_asked else self.heard_at + self._quiet_s(now)
             self._pause_s = max(due_at - now, SOON_S) if now < due_at < now + LOOK_S else LOOK_S
         return self._pause_s
@@ -112,7 +113,7 @@ class Vigil:
             self.heard_at = now
         elif late_s > LOOK_S and self._is_asked:
             self._asked_at = now
-        self.is_suspect = self._is_early and self._is_asked and now - self._asked_at >= self._patience_s
+        self.is_suspect = self.is_early and self._is_asked and now - self._asked_at >= self._patience_s
         return now - self.heard_at
 
     @property
@@ -123,12 +124,12 @@ class Vigil:
     @property
     def _is_owed(self) -> bool:
         """Whether we wrote since we last heard, and it answered our last ping: then a lost frame is worth another."""
-        return self._is_early and self.sent_at > self.heard_at > self._pinged_at
+        return self.is_early and self.sent_at > self.heard_at > self._pinged_at
 
     def _quiet_s(self, now: float) -> float:
         """How long a silence may be before it is asked."""
-        if not (self._is_early and self._is_busy(now)):
-            return QUIET_S if self._is_early else CALM_S
+        if not (self.is_early and self._is_busy(now)):
+            return QUIET_S if self.is_early else CALM_S
         return max(2 * self.round_trip_s, ASK_S) if self.round_trip_s else PING_INTERVAL_S
 
     @property

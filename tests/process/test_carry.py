@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from shardp2p.errors import PeerUnavailableError
+from shardp2p.host import link as links
 from shardp2p.host.carry import carrier
 from shardp2p.host.carry import ledger as ledgers
 from shardp2p.host.carry.exchange import receive, send
@@ -316,6 +317,72 @@ async def test_direct_connections_and_those_of_peers_that_keep_nothing_do_not_mo
             await way.cut()
             with pytest.raises(PeerUnavailableError, match="the connection broke"):
                 await streams[1].receive_some(1)
+
+
+@asynccontextmanager
+async def movable_direct() -> AsyncIterator[tuple[Pair, Muxer, Muxer, Way]]:
+    """A direct connection that became movable after it had been used, as that to a peer that came into a ring."""
+    with trio.fail_after(BOUND_S):
+        async with pair() as hosts:
+            near, far, way = await hosts.connect(DIRECT)
+            await under_traffic(hosts, near, far, trio.lowlevel.checkpoint, size=10_000)
+            hosts.near.carrier.add(near)
+            await wait_movable(near, far)
+            yield hosts, near, far, way
+
+
+@pytest.mark.parametrize("end", ["cut", "swallow"])
+async def test_a_direct_connection_goes_over_to_the_relay_when_its_path_dies_and_comes_back(end: str) -> None:
+    async with movable_direct() as (hosts, near, far, way):
+        spare, _, _ = await hosts.connect(RELAYED)
+
+        async def disturb() -> None:
+            await trio.sleep(0.02)
+            way.swallow()
+            if end == "cut":
+                await way.cut()
+            while near.carrier is not spare:
+                await trio.sleep(0.01)
+            again, _, _ = await hosts.connect(DIRECT)
+            await hosts.near.carrier.move(near, again)
+
+        await under_traffic(hosts, near, far, disturb)
+        assert near.path == far.path == DIRECT
+        assert near.failure is None
+        assert not near.is_as_dialled
+
+
+async def test_direct_connections_of_a_peer_that_is_gone_fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "RESUME_S", 10 * BOUND_S)
+    monkeypatch.setattr(links, "GONE_S", 10 * BOUND_S)
+
+    async def reconnect(muxer: Muxer) -> Muxer | None:
+        raise PeerUnavailableError("nothing listens there")
+
+    async with movable_direct() as (hosts, near, _, way):
+        hosts.near.carrier.reconnect = reconnect
+        stream = await hosts.near.open_stream_over(near, ECHO)
+        await way.cut()
+        with pytest.raises(PeerUnavailableError, match="the connection broke"):
+            await stream.receive_some(1)
+
+
+async def test_nobody_is_dialled_in_place_of_a_straight_path_that_is_only_slow() -> None:
+    asked: list[Muxer] = []
+
+    async def reconnect(muxer: Muxer) -> Muxer | None:
+        asked.append(muxer)
+        return None
+
+    async with movable_direct() as (hosts, near, _, _):
+        hosts.near.carrier.reconnect = reconnect
+        near.link.vigil.is_suspect = True
+        await hosts.near.carrier._rescue(near)
+        assert asked == []
+        near.link.lost = "it has been silent"
+        await hosts.near.carrier._rescue(near)
+        assert asked == [near]
+        near.link.lost, near.link.vigil.is_suspect = None, False
 
 
 async def test_a_connection_does_not_carry_itself() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
+from shardp2p.host.dialer import NobodyListensError
 from shardp2p.host.improving import Improver
-from shardp2p.host.path import PUNCHED, relayed
+from shardp2p.host.path import DIRECT, PUNCHED, relayed
 from tests.process.carried import ECHO, Pair, wait_movable
+from tests.process.host_peer import echo
 from tests.support.circuits import hidden_node, relay_node
 
 BOUND_S = 60
@@ -87,4 +90,35 @@ async def test_connections_that_lose_their_path_together_share_the_one_that_is_d
             for stream in streams:
                 assert await stream.receive_some(2)
             assert len(near.host.connections(far.peer)) == len(made) + 1
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_straight_connection_to_a_needed_peer_outlives_its_path_and_others_stay_as_they_are() -> None:
+    with trio.fail_after(BOUND_S):
+        async with relay_node() as far, hidden_node() as other, hidden_node() as near, trio.open_nursery() as nursery:
+            far.host.serve(ECHO, echo)
+            straight, straight_far, way = await Pair(near.host, far.host, nursery).connect(DIRECT)
+            unneeded, _, _ = await Pair(near.host, other.host, nursery).connect(DIRECT)
+            stream = await near.host.open_stream(far.peer, ECHO)
+            improver = Improver(near.host, lambda peer: far.host.listen_addresses() if peer == far.peer else ())
+            improver.needed = lambda: (far.peer,)
+            nursery.start_soon(improver.run)
+            await wait_movable(straight, straight_far)
+            assert not unneeded.link.is_movable
+            await way.cut()
+            await stream.send_all(b"on")
+            assert await stream.receive_some(2) == b"on"
+            assert straight.carrier in near.host.connections(far.peer)
+            assert near.host.paths(far.peer) == (DIRECT, DIRECT)
+            nursery.cancel_scope.cancel()
+
+
+async def test_who_refuses_connections_where_it_listened_is_gone() -> None:
+    with trio.fail_after(BOUND_S):
+        async with hidden_node() as near, trio.open_nursery() as nursery:
+            async with relay_node() as far:
+                straight, _, _ = await Pair(near.host, far.host, nursery).connect(DIRECT)
+                addresses = far.host.listen_addresses()
+            with pytest.raises(NobodyListensError, match="refused, nothing listens there"):
+                await Improver(near.host, lambda peer: addresses)._reconnect(straight)
             nursery.cancel_scope.cancel()

@@ -118,3 +118,16 @@ def test_an_attempt_that_was_given_up_still_uses_up_its_turn() -> None:
     accepter.give_up(accepter.ask())
     assert not accepter.take_turn(dialler.ask())
     assert accepter.take_turn(dialler.ask())
+
+
+def test_what_was_sent_before_it_keeps_is_counted_and_not_sent_again() -> None:
+    ledger = Ledger(has_dialled=True, is_keeping=False)
+    for frame in (b"a", b"b"):
+        ledger.send(frame)
+    assert (ledger.sent, ledger.acknowledged, ledger.kept_bytes) == (2, 2, 0)
+    ledger.keep()
+    for frame in (b"c", b"d"):
+        ledger.send(frame)
+    assert list(ledger.resume(3)) == [b"d"]
+    with pytest.raises(RemoteProtocolError, match="had acknowledged"):
+        ledger.resume(1)

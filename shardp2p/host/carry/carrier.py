@@ -39,7 +39,7 @@ RETRY_S: Final = 0.2
 
 Reconnect = Callable[[Muxer], Awaitable[Muxer | None]]
 """Gives a connection to the same peer that can carry one whose path is suspect or lost; None when there is none. It may
-dial; it is asked again while there is trouble."""
+dial; it is asked again while there is trouble. Raises: PeerUnavailableError when the peer is gone for good."""
 
 log = structlog.get_logger()
 
@@ -65,7 +65,10 @@ class Carrier:
         self._attempts: dict[Muxer, _Attempt] = {}
 
     def add(self, muxer: Muxer) -> None:
-        """Guard a new connection, if it is of a kind that moves; adding it twice changes nothing."""
+        """Have a connection be movable from now on, if the peer agrees; adding it twice changes nothing.
+
+        Direct ones are added by who needs that: it costs a message now, what is kept, and pings.
+        """
         if muxer.link.ledger is None or muxer in self._unnamed or muxer in self._names:
             return
         self._unnamed[muxer] = trio.Event()
@@ -113,6 +116,7 @@ class Carrier:
         except PeerUnavailableError:
             return
         try:
+            muxer.link.keep()
             await send(stream, Name(name))
             if isinstance(await receive(stream), Named):
                 self._know(muxer, name)
@@ -132,12 +136,21 @@ class Carrier:
         for over in self._others(muxer):
             if await self._try_move(muxer, over):
                 return
-        if self.reconnect is not None and muxer.link.is_troubled:
-            fresh = None
+        # Whom a machine that is busy keeps waiting answers soon: a straight path is replaced only once it is lost.
+        is_worth_dialling = muxer.link.lost is not None if muxer.is_as_dialled else muxer.link.is_troubled
+        if self.reconnect is not None and is_worth_dialling:
+            await self._try_another(muxer, self.reconnect)
+
+    async def _try_another(self, muxer: Muxer, reconnect: Reconnect) -> None:
+        fresh = None
+        try:
             with trio.move_on_after(GONE_S):
-                fresh = await self.reconnect(muxer)
-            if fresh is not None:
-                await self._try_move(muxer, fresh)
+                fresh = await reconnect(muxer)
+        except PeerUnavailableError as error:
+            log.debug("peer_gone", peer=peer_of(muxer.peer_id), reason=error.message)
+            muxer.link.give_up()
+        if fresh is not None:
+            await self._try_move(muxer, fresh)
 
     def _others(self, muxer: Muxer) -> list[Muxer]:
         """Those that can take over: all of whose way is sound, relays included, and not the way of `muxer` itself."""

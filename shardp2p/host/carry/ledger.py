@@ -1,8 +1,8 @@
 """What a movable connection has sent and received, in frames counted from its start: docs/protocols/carry.md. Pure.
 
 The frames of streams are counted; those of stream 0 (pings and acknowledgements) belong to a path and are not.
-A frame is kept from before it is written until the peer says that it has it, so whatever a lost path swallowed can be
-sent again, in order, from exactly where the peer stopped receiving.
+From when the connection is named, a frame is kept from before it is written until the peer says that it has it, so
+whatever a lost path swallowed can be sent again, in order, from exactly where the peer stopped receiving.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _COUNTS: Final = 2**32
 class Ledger:
     """The counts of both directions of one connection, the frames to send again, and the turns of moving it."""
 
-    def __init__(self, *, has_dialled: bool) -> None:
+    def __init__(self, *, has_dialled: bool, is_keeping: bool = True) -> None:
+        """One that `is_keeping` keeps from the start what another keeps once it is told to."""
         self._has_dialled = has_dialled
+        self._is_keeping = is_keeping
         self._sent = 0
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
@@ -60,9 +62,15 @@ class Ledger:
         """Whether the peer acknowledges too little for the connection to stay movable."""
         return self._kept_bytes > KEEP_BYTES
 
+    def keep(self) -> None:
+        """Keep what is sent from now on: what was sent before arrives, or the peer never hears that we can move."""
+        self._is_keeping = True
+
     def send(self, frame: bytes) -> None:
-        """Count and keep a frame that is about to be written."""
+        """Count, and keep, a frame that is about to be written."""
         self._sent += 1
+        if not self._is_keeping:
+            return
         self._kept.append(frame)
         self._kept_bytes += len(frame) + FRAME_BYTES
 
