@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress
-from shardp2p.host.ip_scopes import IpAddress, IpNetwork, Scope, scope_of
+from shardp2p.host.ip_scopes import IpAddress, IpNetwork, Scope, home_of, scope_of
 from shardp2p.vocabulary import PeerId
 
 MAX_ANNOUNCED: Final = 8
@@ -23,8 +23,6 @@ MAX_PUBLIC: Final = 3
 MAX_CIRCUITS: Final = 2
 MAX_DECLARED: Final = 3
 
-_HOME_BITS: Final = 64
-"""An IPv6 home has one /64, and each of its machines addresses of its own in it."""
 _OF_CONTAINERS: Final = re.compile(
     r"docker\w*|docker_gwbridge|br-[0-9a-f]{12}|veth\w*|virbr\d+(-nic)?|vnet\d+|cni\w*|flannel\S*|cali\w*|podman\d+"
     r"|lxcbr\d+|lxdbr\d+|vboxnet\d+|vmnet\d+|vEthernet \(.*\)"
@@ -139,7 +137,7 @@ def dialable_from(own: Standing, addresses: Sequence[Address]) -> tuple[Address,
         ip = _ip_of(address)
         scope: Scope = "public" if ip is None else scope_of(ip)
         if ip is not None and scope == "public":
-            homes.add(_home(ip))
+            homes.add(home_of(ip))
         if address.port > 0:
             by_scope[scope].append(address)
     near, far = _private_ones(own, by_scope["private"], homes)
@@ -156,8 +154,8 @@ def dialable_from(own: Standing, addresses: Sequence[Address]) -> tuple[Address,
 def is_same_home(own: Standing, addresses: Iterable[Address]) -> bool:
     """Whether a peer with these addresses is seen under a public address of ours: behind the same router."""
     ips = (_ip_of(address) for address in addresses if isinstance(address, TcpAddress))
-    theirs = {_home(ip) for ip in ips if ip is not None and scope_of(ip) == "public"}
-    return not theirs.isdisjoint(map(_home, own.seen_as))
+    theirs = {home_of(ip) for ip in ips if ip is not None and scope_of(ip) == "public"}
+    return not theirs.isdisjoint(map(home_of, own.seen_as))
 
 
 def _private_ones(
@@ -166,7 +164,7 @@ def _private_ones(
     """The private addresses to try before the public ones, and those to try after them."""
     inside = [address for address in private if _is_inside(own, address)]
     others = [address for address in private if address not in inside]
-    ours = {_home(ip) for ip in own.seen_as}
+    ours = {home_of(ip) for ip in own.seen_as}
     if not ours.isdisjoint(homes):
         return [*inside, *others], []
     if not homes:
@@ -182,8 +180,8 @@ def _is_inside(own: Standing, address: Address) -> bool:
 
 def _is_strange(address: TcpAddress, seen_as: frozenset[IpAddress]) -> bool:
     ip = _ip_of(address)
-    others = {seen for seen in seen_as if ip is not None and seen.version == ip.version}
-    return ip is not None and bool(others) and scope_of(ip) == "public" and ip not in others
+    homes = {home_of(seen) for seen in seen_as if ip is not None and seen.version == ip.version}
+    return ip is not None and bool(homes) and scope_of(ip) == "public" and home_of(ip) not in homes
 
 
 def _is_loopback(address: TcpAddress) -> bool:
@@ -219,15 +217,11 @@ def _circuits(circuits: Sequence[CircuitAddress]) -> list[CircuitAddress]:
 
 def _markers(seen_as: Iterable[IpAddress], public: Sequence[TcpAddress]) -> Iterable[TcpAddress]:
     """One address without a port for each version of IP under which we are seen and cannot be dialled."""
-    told = {_home(ip) for ip in map(_ip_of, public) if ip is not None}
+    told = {home_of(ip) for ip in map(_ip_of, public) if ip is not None}
     for version in (4, 6):
         ours = sorted(ip for ip in seen_as if ip.version == version)
-        if ours and told.isdisjoint(map(_home, ours)):
+        if ours and told.isdisjoint(map(home_of, ours)):
             yield TcpAddress(f"ip{version}", str(ours[0]), 0)
-
-
-def _home(ip: IpAddress) -> IpNetwork:
-    return ipaddress.ip_network((ip, 32 if ip.version == 4 else _HOME_BITS), strict=False)
 
 
 def _ip_of(address: TcpAddress) -> IpAddress | None:

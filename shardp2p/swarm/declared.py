@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from shardp2p.errors import ConfigError
 from shardp2p.host.addresses import CircuitAddress, Endpoint, TcpAddress, parse_address
 from shardp2p.host.announcing import MAX_DECLARED
-from shardp2p.host.ip_scopes import IpAddress, scope_of
+from shardp2p.host.ip_scopes import IpAddress, home_of, scope_of
 from shardp2p.vocabulary import PeerId
 
 
@@ -41,9 +41,9 @@ class Declared:
     def is_strange(self, seen_as: Collection[IpAddress]) -> bool:
         """Whether others see us on the internet, and under no address to which it leads: so nobody could try it."""
         ips = [ipaddress.ip_address(host) for host, _ in self.endpoints]
-        versions = {ip.version for ip in seen_as}
+        versions, homes = {ip.version for ip in seen_as}, set(map(home_of, seen_as))
         return bool(ips) and all(
-            scope_of(ip) == "public" and ip.version in versions and ip not in seen_as for ip in ips
+            scope_of(ip) == "public" and ip.version in versions and home_of(ip) not in homes for ip in ips
         )
 
 

@@ -30,17 +30,17 @@ class Report:
 
 @dataclass(slots=True)
 class Evidence:
-    """What the observers say of one address, by the host of each: two peers of one place are one voice."""
+    """What the observers say of one address, by the home of each: two peers of one place are one voice."""
 
     reports: dict[str, Report] = field(default_factory=dict)  # the oldest first
     is_open: bool | None = None
 
-    def add(self, observer_host: str, outcome: DialOutcome, now: float) -> None:
+    def add(self, observer: str, outcome: DialOutcome, now: float) -> None:
         """An observer tried."""
-        before = self.reports.pop(observer_host, None)
+        before = self.reports.pop(observer, None)
         is_same = before is not None and before.is_open == (outcome == "open")
         streak = before.streak + 1 if before is not None and is_same else 1
-        self.reports[observer_host] = Report(outcome, streak, now)
+        self.reports[observer] = Report(outcome, streak, now)
         while len(self.reports) > MAX_OBSERVERS:
             del self.reports[next(iter(self.reports))]
         self._judge()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from shardp2p.host.ip_scopes import IpAddress, scope_of
+from shardp2p.host.ip_scopes import IpAddress, place_of, scope_of
 from shardp2p.swarm.dial_evidence import MAX_OBSERVERS, Evidence
 from shardp2p.wire.dialling_back import DialOutcome
 from shardp2p.wire.records import Reachability
@@ -84,7 +84,7 @@ class ReachabilityMachine:
         self._note_seen(observer_host, host, now)
         for port, outcome in outcomes:
             evidence = self._evidence.pop((host, port), None) or Evidence()
-            evidence.add(observer_host, outcome, now)
+            evidence.add(place_of(observer_host), outcome, now)
             self._evidence[host, port] = evidence
             while len(self._evidence) > MAX_ENDPOINTS:
                 del self._evidence[next(iter(self._evidence))]
@@ -168,8 +168,9 @@ class ReachabilityMachine:
         """What the router before us makes of a port that dials several peers."""
         if self.has_punched:
             return "independent"
-        sightings = [sighting for sighting, _ in self._sightings.values()]
-        if any(str(ip) in self.own_hosts for ip in self.seen_as):
+        version = min((ip.version for ip in self.seen_as), default=4)  # of IPv4, which all peers have, if we have it
+        sightings = [sighting for sighting, _ in self._sightings.values() if (":" in sighting.host) == (version == 6)]
+        if any(str(ip) in self.own_hosts for ip in self.seen_as if ip.version == version):
             return "none"
         by_port: dict[int, list[Sighting]] = {}
         for sighting in sightings:

@@ -27,7 +27,7 @@ from shardp2p.host.announcing import (
 )
 from shardp2p.host.host import Host
 from shardp2p.host.interfaces import read_interfaces
-from shardp2p.host.ip_scopes import scope_of
+from shardp2p.host.ip_scopes import place_of, scope_of
 from shardp2p.host.upnp import MiniupnpRouter, PortMapping, Router
 from shardp2p.swarm.declared import parse_declared
 from shardp2p.swarm.dial_backs import DialBack, ask_dial_back
@@ -251,7 +251,7 @@ class Reachable:
             is_direct = bool(paths) and paths[0].is_direct
             straight = [at for at in dialable_from(standing, addresses) if isinstance(at, TcpAddress)]
             if is_direct or (straight and not paths):
-                found.append((record.peer_id, straight[0].host if straight else record.peer_id, is_direct))
+                found.append((record.peer_id, place_of(straight[0].host) if straight else record.peer_id, is_direct))
         return found
 
     def _ports(self) -> tuple[int, ...]:

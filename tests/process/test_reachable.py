@@ -93,6 +93,19 @@ async def test_a_peer_that_others_reach_says_so() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_peer_that_others_reach_over_ipv6_says_so() -> None:
+    interfaces = (Interface("lo", ip_address("::1"), 128), Interface("wlan0", ip_address("fd00:1::5"), 64))
+    async with open_hosts(2, ["/ip6/::/tcp/0"]) as hosts, trio.open_nursery() as nursery:
+        port, other = (host.listen_endpoints()[0][1] for host in hosts)
+        told = record(hosts[1], [f"/ip6/::1/tcp/{other}"])
+        reach = Reachable(hosts[0], lambda: [told], interfaces=lambda: interfaces, router=None)
+        assert hosts[0].addresses() == (f"/ip6/fd00:1::5/tcp/{port}/p2p/{hosts[0].peer_id}",)
+        nursery.start_soon(reach.run)
+        await wait_until(reach, lambda: reach.verdict == "public")
+        assert reach.account.tried == (f"[::1]:{port}: reached by 1 peer",)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_peer_whose_port_is_closed_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_hosts(2) as hosts, trio.open_nursery() as nursery:
         # The port that it thinks it listens on leads to another peer, as one that a router forwards elsewhere.

@@ -69,6 +69,9 @@ def at_home(seen_as: str | None = "45.45.0.7", network: str = "192.168.1.0/24") 
         ("0.0.0.0", "none"), ("::", "none"), ("169.254.1.1", "none"), ("fe80::1", "none"), ("224.0.0.1", "none"),
         ("ff02::1", "none"), ("255.255.255.255", "none"), ("240.0.0.1", "none"), ("192.0.2.1", "none"),
         ("2001:db8::1", "none"), ("100.128.0.1", "public"), ("172.32.0.1", "public"), ("::ffff:10.0.0.1", "none"),
+        ("2a00:1450:1:2:3:4:5:6", "public"), ("fdff::1", "private"), ("febf::1", "none"), ("fec0::1", "none"),
+        ("::ffff:8.8.8.8", "none"), ("2002:808:808::1", "none"), ("2001:0:1::1", "none"), ("3fff::1", "none"),
+        ("ff0e::1", "none"), ("100::1", "none"),
     ],
 )  # fmt: skip
 def test_from_where_an_address_can_be_dialled(text: str, scope: str) -> None:
@@ -133,6 +136,27 @@ def test_ipv6_alike() -> None:
     assert told(interfaces=interfaces) == ["/ip6/2a00:1450:1:2::5/tcp/4001", "/ip6/fd00::5/tcp/4001"]
     closed = frozenset({TcpAddress("ip6", "2a00:1450:1:2::5", 4001)})
     assert told(interfaces=interfaces, closed=closed) == ["/ip6/fd00::5/tcp/4001", "/ip6/2a00:1450:1:2::5/tcp/0"]
+
+
+def test_who_listens_for_one_version_of_ip_tells_that_alone() -> None:
+    both = (Interface("eth0", WAN, 24), Interface("eth0", ip_address("2a00:1450:1:2::5"), 64))
+    for socket, at, other in (
+        (ANYWHERE[0], "/ip4/45.45.0.7/tcp/4001", "/ip6/2a00:1450:1:2::5/tcp/0"),
+        (ANYWHERE[1], "/ip6/2a00:1450:1:2::5/tcp/4001", "/ip4/45.45.0.7/tcp/0"),
+    ):
+        assert told(sockets=(socket,), interfaces=both) == [at, other]  # the other says whose home it is
+    one = (TcpAddress("ip6", "2a00:1450:1:2::5", 4001),)
+    assert told(sockets=one, interfaces=both[1:]) == ["/ip6/2a00:1450:1:2::5/tcp/4001"]
+    link_local = (TcpAddress("ip6", "fe80::5", 4001),)
+    assert told(sockets=link_local, interfaces=both) == []
+
+
+def test_the_addresses_that_a_machine_changes_within_its_ipv6_network_are_its_own() -> None:
+    stable, wrong = TcpAddress("ip6", "2a00:1450:1:2::5", 4001), TcpAddress("ip6", "2a00:1450:1:3::5", 4001)
+    temporary = ip_address("2a00:1450:1:2:d1ce::9")
+    found = told(interfaces=LO, declared=(wrong, stable), seen_as=frozenset({temporary}))
+    assert found == [str(stable), str(wrong)]  # under the other, nobody sees us; and neither is a marker needed
+    assert told(interfaces=LO, declared=(wrong,), seen_as=frozenset({temporary}))[-1] == f"/ip6/{temporary}/tcp/0"
 
 
 def test_who_listens_on_loopback_alone_tells_that() -> None:
@@ -234,6 +258,12 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/4001"
         # Names and both versions of IP.
         (at_home(), ("/dns4/example.org/tcp/1", PUBLIC), ("/dns4/example.org/tcp/1", PUBLIC)),
         (at_home("45.45.0.8"), ("/ip6/2a00:1450::1/tcp/1", PUBLIC), (PUBLIC, "/ip6/2a00:1450::1/tcp/1")),
+        # Unique local addresses are private, and those of another home are not dialled.
+        (at_home(network="fd00:1::/64"), ("/ip6/fd00:1::9/tcp/1", MARKER), ("/ip6/fd00:1::9/tcp/1",)),
+        (at_home("45.45.0.8"), ("/ip6/fd00:1::9/tcp/1", MARKER, RELAYED), (RELAYED,)),
+        (at_home("45.45.0.8"), ("/ip6/fe80::1/tcp/1", "/ip6/::/tcp/1", "/ip6/ff02::1/tcp/1", RELAYED), (RELAYED,)),
+        (Standing(is_on_loopback=True), ("/ip6/::1/tcp/1", PUBLIC), ("/ip6/::1/tcp/1", PUBLIC)),
+        (at_home(), ("/dns6/example.org/tcp/1", "/ip6/2a00:1450::1/tcp/0"), ("/dns6/example.org/tcp/1",)),
         # One IPv6 home has many addresses.
         (
             Standing(frozenset({ip_address("2a00:1450:1:2::5")}), ()),

@@ -214,6 +214,34 @@ def test_a_declared_address_under_which_nobody_sees_us_was_not_tried() -> None:
     assert account_of(told("Ao", "Bo"), elsewhere).advice == ""
 
 
+def test_of_ipv6_all_addresses_of_a_home_are_one_voice() -> None:
+    machine = ReachabilityMachine()
+    for at, observer in enumerate(("2a00:1:2:3::1", "2a00:1:2:3:4::1")):
+        machine.report(observer, "2a00:9::7", [(4001, "open" if at else "timeout")], float(at))
+    ((_, outcomes),) = machine.outcomes
+    assert outcomes == ("open",)  # what it said last
+    machine.report("2a00:1:2:4::1", "2a00:9::7", [(4001, "timeout")], 2.0)
+    assert len(machine.outcomes[0][1]) == 2
+
+
+def test_a_declared_address_in_the_ipv6_network_in_which_others_see_us_is_ours() -> None:
+    machine = told("At", "Bt", host="2a00:9::d1ce")
+    assert account_of(machine, declared("/ip6/2a00:9::7/tcp/4001")).tried[1:] == ()
+    (strange,) = account_of(machine, declared("/ip6/2a00:8::7/tcp/4001")).tried[1:]
+    assert strange == "[2a00:8::7]:4001: others see this machine as 2a00:9::d1ce, so nobody could try it"
+    assert account_of(machine, declared("/ip6/2A00:9:0::d1ce/tcp/4001")).withheld == ("[2a00:9::d1ce]:4001",)
+
+
+def test_of_two_versions_of_ip_the_router_is_judged_by_ipv4() -> None:
+    machine = ReachabilityMachine()
+    machine.own_hosts = frozenset({"192.168.1.5", "2a00:9::7"})
+    machine.sight(Sighting("2a00:1::1", 4001, "2a00:9::7", 4001), 0.0)
+    assert machine.mapping == "none"  # a machine with IPv6 alone has no router that maps ports
+    for port, observer in ((61234, A), (61235, B)):
+        machine.sight(Sighting(observer, 4001, WAN, port), 1.0)
+    assert machine.mapping == "dependent"
+
+
 def test_on_loopback_there_is_nothing_to_ask() -> None:
     machine = ReachabilityMachine()
     machine.is_on_loopback = True
