@@ -7,7 +7,7 @@ import trio
 
 from shardp2p.host.dialer import NobodyListensError
 from shardp2p.host.improving import Improver
-from shardp2p.host.path import DIRECT, PUNCHED, relayed
+from shardp2p.host.path import DIRECT, PUNCHED, Path, relayed
 from tests.process.carried import ECHO, Pair, wait_movable
 from tests.process.host_peer import echo
 from tests.support.circuits import hidden_node, relay_node
@@ -16,7 +16,8 @@ BOUND_S = 60
 """Of whole tests: nothing hangs; a loaded machine is no failure."""
 
 
-async def test_with_a_needed_peer_a_connection_over_a_relay_stands_ready_for_when_the_hole_closes() -> None:
+@pytest.mark.parametrize("path", [PUNCHED, DIRECT])
+async def test_with_a_needed_peer_a_connection_over_a_relay_stands_ready_for_when_the_hole_closes(path: Path) -> None:
     with trio.fail_after(BOUND_S):
         async with (
             relay_node() as relay,
@@ -25,15 +26,15 @@ async def test_with_a_needed_peer_a_connection_over_a_relay_stands_ready_for_whe
             trio.open_nursery() as nursery,
         ):
             hosts = Pair(near.host, far.host, nursery)
-            hole, hole_far, way = await hosts.connect(PUNCHED)
-            await wait_movable(hole, hole_far)
+            hole, hole_far, way = await hosts.connect(path)
             stream = await near.host.open_stream(far.peer, ECHO)
             improver = Improver(near.host, lambda peer: far.circuits.addresses())
             improver.needed = lambda: (far.peer,)
             nursery.start_soon(improver.run)
+            await wait_movable(hole, hole_far)
             while len(near.host.paths(far.peer)) < 2:
                 await trio.sleep(0.01)
-            assert near.host.paths(far.peer) == (PUNCHED, relayed(relay.peer))
+            assert near.host.paths(far.peer) == (path, relayed(relay.peer))
             _, spare = near.host.connections(far.peer)
             await wait_movable(spare)
 
