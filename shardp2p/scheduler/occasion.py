@@ -11,6 +11,9 @@ from shardp2p.vocabulary import PeerId
 FRESH_S: Final = 120.0
 """For so long after somebody came, went or moved: time to measure links, and for the next of several moves."""
 
+QUIET_S: Final = 25.0
+"""For so long nobody has moved: everybody has looked, and none of them could help alone."""
+
 MOST_MOVES: Final = 3
 """How often one peer moves after somebody came or went: to relieve another, back, and where layers are scarce."""
 
@@ -40,3 +43,7 @@ class Occasion:
     def is_open(self, now: float) -> bool:
         """Whether there is reason to look for a better seat."""
         return self._moves < MOST_MOVES and now - self._changed_at < FRESH_S
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether whoever had reason to move has had the time to."""
+        return now - self._changed_at >= QUIET_S

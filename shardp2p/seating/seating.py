@@ -18,7 +18,7 @@ from shardp2p.scheduler.topology import Topology
 from shardp2p.seating.choosing import Chooser
 from shardp2p.seating.offered import Offered
 from shardp2p.seating.room import Room
-from shardp2p.seating.thinness import ahead_of, helps
+from shardp2p.seating.thinness import ahead_of, filled, helps, is_coming_before
 from shardp2p.swarm.life import Choose, Seat, Seats
 from shardp2p.vocabulary import LayerRange, PeerId
 from shardp2p.wire.records import CoverageRecord
@@ -39,6 +39,7 @@ class Seating:
         self._pinned = pinned
         self._occasions = {digest: Occasion() for digest in self._room.models}
         self._mends: Seats = ()
+        self._fills: Seats = ()
 
     def offered(self, digest: str) -> Offered:
         """The model of that digest. Raises: LocalProtocolError for one that is not offered."""
@@ -70,8 +71,8 @@ class Seating:
             return self.choose(others, topology, stored=held)
         if held and not self.may_leave(held, claimed, records):
             return held, "its layers are needed where it is"
-        if held and claimed == self._mends and not helps(self._room, held, claimed, ahead_of(self._peer, others)):
-            return held, "another peer goes there"
+        if held and self._gives_way(held, claimed, others):
+            return held, "another peer goes before it"
         if held and self.is_whole(claimed, records):
             return claimed, "others serve what it gives up"
         return self.settle(claimed, others, topology)
@@ -138,13 +139,16 @@ class Seating:
                 self._mends = seats if better.aim == "redundancy" else ()
                 return seats, "; ".join(better.reasons)
         if any(occasion.is_open(now) for occasion in self._occasions.values()):
-            return self._mend(held, records, topology)
+            return self._mend(held, records, topology, now)
         return held, NOTHING_MISSING
 
-    def _mend(self, held: Seats, records: Sequence[CoverageRecord], topology: Topology) -> tuple[Seats, str]:
+    def _mend(
+        self, held: Seats, records: Sequence[CoverageRecord], topology: Topology, now: float
+    ) -> tuple[Seats, str]:
         """`held` again, or seats of layers that few hold, within our own memory, which only we know to the byte.
 
-        Nobody moves while another peer is on its way, or where the best ring would be slower without it.
+        Nobody moves while another peer is on its way, or where the best ring would be slower without it. Once nobody
+        could help for a while, whoever has room left takes more layers, which sets others free.
         """
         coverage = [
             (offered.shape, self._room.holders(digest, records)) for digest, offered in self._room.models.items()
@@ -155,14 +159,25 @@ class Seating:
             return held, NOTHING_MISSING
         others = [record for record in records if record.peer_id != self._peer]
         seats, reason = self.choose(others, topology, stored=held)
-        if not helps(self._room, held, seats, others) or not self.may_leave(held, seats, records):
-            return held, NOTHING_MISSING
-        if not all(is_spare(shape, self._peer, holders, topology) for shape, holders in coverage):
+        is_better = helps(self._room, held, seats, others) and self.may_leave(held, seats, records)
+        if is_better and all(is_spare(shape, self._peer, holders, topology) for shape, holders in coverage):
+            self._mends = seats
+        elif all(occasion.is_quiet(now) for occasion in self._occasions.values()):
+            seats, reason = filled(self._room, held, others), "there is room, so that others can leave these layers"
+            self._fills = seats
+        else:
+            seats = held
+        if seats == held:
             return held, NOTHING_MISSING
         for occasion in self._occasions.values():
             occasion.moved()
-        self._mends = seats
         return seats, reason
+
+    def _gives_way(self, held: Seats, claimed: Seats, others: Sequence[CoverageRecord]) -> bool:
+        """Whether a peer that goes before us makes it needless that we go where we claim, because layers are thin."""
+        if claimed == self._fills:
+            return any(is_coming_before(self._peer, record) for record in others)
+        return claimed == self._mends and not helps(self._room, held, claimed, ahead_of(self._peer, others))
 
     def may_leave(self, held: Seats, wanted: Seats, records: Iterable[CoverageRecord]) -> bool:
         """Whether all layers that a move from `held` to `wanted` gives up stay served by others. As for `review`."""

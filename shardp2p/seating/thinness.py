@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardp2p.scheduler.holders import counts
-from shardp2p.scheduler.options import allowed, thin
+from shardp2p.scheduler.options import MAX_RANGES, allowed, thin
 from shardp2p.scheduler.settling import rank
 from shardp2p.seating.room import Room
-from shardp2p.swarm.life import Seats
-from shardp2p.vocabulary import PeerId
+from shardp2p.swarm.life import Seat, Seats
+from shardp2p.vocabulary import LayerRange, PeerId
 from shardp2p.wire.records import CoverageRecord
 
 
@@ -47,3 +47,41 @@ def ahead_of(peer: PeerId, others: Sequence[CoverageRecord]) -> list[CoverageRec
         else record
         for record in others
     ]
+
+
+def is_coming_before(peer: PeerId, other: CoverageRecord) -> bool:
+    """Whether `other` is on its way to a seat, and goes before `peer`."""
+    return other.state == "loading" or (other.state == "placing" and rank("", other.peer_id) < rank("", peer))
+
+
+def filled(room: Room, held: Seats, others: Sequence[CoverageRecord]) -> Seats:
+    """`held` and one more run of inner layers in memory that is left, so that another peer may leave those.
+
+    Where every layer on few peers has its holders bound, nobody can help alone. Never so much that more holders would
+    be asked of every layer.
+    """
+    for digest, offered in room.models.items():
+        own = [seat.layers for seat in held if seat.digest == digest]
+        beside = room.held(digest, others)
+        by_layer = [count + mine for count, mine in zip(beside, counts(len(beside), own), strict=True)]
+        level = allowed(by_layer)
+        if not own or len(own) >= MAX_RANGES or not thin(by_layer, level):
+            continue
+        most = min(len(beside) - 2, (level + 1) * len(beside) - 1 - sum(by_layer))
+        for width in range(most, 0, -1):
+            starts = range(1, len(beside) - width)
+            runs = (LayerRange(start, start + width) for start in starts)
+            seats = [Seat(offered.shape.model, digest, run) for run in runs if not _overlaps(run, own)]
+            if seats and room.fits((*held, seats[0])):
+                return tuple(sorted((*held, min(seats, key=lambda seat: _thickness(seat, by_layer, own)))))
+    return held
+
+
+def _thickness(seat: Seat, by_layer: Sequence[int], own: Sequence[LayerRange]) -> tuple[int, int]:
+    """Smaller is better: layers on few peers, then near to our own."""
+    near = min(max(part.start - seat.layers.stop, seat.layers.start - part.stop) for part in own)
+    return sum(by_layer[seat.layers.start : seat.layers.stop]), near
+
+
+def _overlaps(run: LayerRange, own: Sequence[LayerRange]) -> bool:
+    return any(run.start < part.stop and part.start < run.stop for part in own)

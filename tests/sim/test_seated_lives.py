@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,13 +17,13 @@ import pytest
 from shardp2p.lab.placement.worlds import make_world
 from shardp2p.runtime.budget import Budget
 from shardp2p.scheduler.holders import Holder, counts
-from shardp2p.scheduler.occasion import FRESH_S, MOST_MOVES
+from shardp2p.scheduler.occasion import FRESH_S, MOST_MOVES, QUIET_S
 from shardp2p.scheduler.reseating import SLOWER, next_move, target_of
 from shardp2p.scheduler.ring_search import cheapest_ring
 from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.seating import Offered, Seating
-from shardp2p.swarm.life import Choose, Life, Load, Seats
-from shardp2p.vocabulary import ModelId, PeerId, SwarmId
+from shardp2p.swarm.life import SETTLE_S, Choose, Life, Load, Seat, Seats
+from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.weights.footprint import Footprint
 from shardp2p.weights.store import StoredModel
 from shardp2p.wire.records import CoverageRecord, HeldLayers, NodeState
@@ -223,3 +223,48 @@ def test_moves_that_belong_together_are_all_made_and_no_layer_is_lost(seed: int)
     assert target is not None
     assert next_move(village.shape, holders, village.topology, target, may_slow=True) is None
     assert village.served[-1][2] <= 1.15 * target.lap_s
+
+
+BOUND = {
+    "a": (18.1, "14:24"), "b": (16.0, "6:14"), "c": (13.3, "0:6"), "d": (10.7, "15:18 28:29"),
+    "e": (18.1, "18:28"), "f": (11.7, "11:15"), "g": (13.9, "24:30"), "h": (18.7, "0:11"),
+}  # fmt: skip
+"""Peers that sit so that the last layer is on one alone, and none of them can take it without leaving another thin."""
+
+
+def test_where_nobody_can_help_alone_one_with_room_takes_more_and_sets_another_free() -> None:
+    village = Village([], Topology([]), 30, seed=0, end_layers=7.2)
+    for name, (fits_layers, held) in BOUND.items():
+        village.start(Machine(PeerId(name), fits_layers, 0.01))
+        peer = village.peers[PeerId(name)]
+        peer.kept = tuple(Seat(MODEL, DIGEST, LayerRange.parse(layers)) for layers in held.split())
+        peer.life = serving(peer.kept)
+    assert min(village.counts()) == 1
+
+    def look(name: str, at: float) -> Seats:
+        peer, live = village.peers[PeerId(name)], [village.record(peer) for peer in village.peers.values()]
+        seats, _ = peer.seating.answer(Choose(is_review=True), peer.kept, peer.kept, live, village.topology, at)
+        return seats
+
+    one, other = (village.peers[PeerId(name)] for name in "ab")
+    assert look("a", 0.0) == one.kept
+    assert look("a", QUIET_S - 1.0) == one.kept
+    assert look("b", QUIET_S - 1.0) == other.kept
+    more = look("a", QUIET_S)
+    assert {*one.kept} < {*more}
+    live = [replace(village.record(peer), state="loading") for peer in (other,)]
+    assert one.seating.answer(Choose(), more, one.kept, live, village.topology, QUIET_S)[0] == one.kept
+    one.kept = more
+    other.kept = look("b", QUIET_S + 5.0)
+    assert min(village.counts()) == sum(village.counts()) // 30 == 2
+
+
+def serving(seats: Seats) -> Life:
+    """That of a peer which serves these seats."""
+    life = Life(0.0, is_founder=True)
+    life.tick(0.0)
+    life.chosen(seats, "", 0.0)
+    life.tick(SETTLE_S)
+    life.chosen(seats, "", SETTLE_S)
+    life.loaded(SETTLE_S)
+    return life
