@@ -48,7 +48,9 @@ class Generation:
         limits: Limits | None = None,
         waits_for_draft: bool = False,
         now: float = 0.0,
+        shared_tokens: int = 0,
     ) -> None:
+        """`shared_tokens` of the prompt, not all of it, are there on every stage already."""
         self._limits = limits or Limits()
         if not prompt_tokens:
             raise ConfigError("the prompt is empty; give at least one token")
@@ -60,7 +62,9 @@ class Generation:
                 f"{self._limits.cache_rows} fit; shorten the prompt or lower max_tokens"
             )
         self._tree = TokenTree(prompt_tokens, limit_position=len(prompt_tokens) + max_tokens - 1)
-        self._lineage = Lineage()
+        if not 0 <= shared_tokens < len(prompt_tokens):
+            raise LocalProtocolError(f"{shared_tokens} tokens of a prompt of {len(prompt_tokens)} cannot be shared")
+        self._lineage = Lineage(shared_tokens)
         self._prompt_length = len(prompt_tokens)
         self._goal = len(prompt_tokens) + max_tokens
         self._stop_tokens = stop_tokens
@@ -69,7 +73,7 @@ class Generation:
         self._drafts_ahead = not waits_for_draft and self._limits.draft_rounds == 0
         self._epoch = 0
         self._laps = 0
-        self._settled = 0
+        self._settled = shared_tokens
         self._in_flight: deque[Chunk] = deque()
         self._drafting = Drafting(self._tree, draft_tokens=self._limits.draft_tokens, is_eager=not waits_for_draft)
         self._pace = Pace(self._limits)

@@ -68,17 +68,20 @@ class Work:
 class Session:
     """The machine. Raises RemoteProtocolError for whatever the peers must not send."""
 
-    def __init__(self, *, cache_rows: int, max_chunks: int, needs_tokens: bool = False, epoch: int = 0) -> None:
+    def __init__(
+        self, *, cache_rows: int, max_chunks: int, needs_tokens: bool = False, epoch: int = 0, shared_rows: int = 0
+    ) -> None:
+        """The first `shared_rows` cache rows hold the first tokens of the text already."""
         self._capacity = cache_rows
         self._max_chunks = max_chunks
         self._needs_tokens = needs_tokens
         self._epoch = epoch
         self._has_begun = False
         self._next_seq = 0
-        self._lineage = Lineage()
-        self._slots: list[Slot] = []  # by cache row
-        self._row_of: dict[Slot, int] = {}
-        self._firm = 0  # leading rows that hold the text and so never die
+        self._lineage = Lineage(shared_rows)
+        self._slots = [Slot(row) for row in range(shared_rows)]  # by cache row
+        self._row_of = {Slot(row): row for row in range(shared_rows)}
+        self._firm = shared_rows  # leading rows that hold the text and so never die
         self._keep: Keep | None = None
         self._queue: deque[Chunk | Activations] = deque()
         self._tokens: list[Token] = []  # by slot
@@ -178,6 +181,16 @@ class Session:
             positions=tuple(self._lineage.position(Slot(first + row)) for row in alive),
             skipped=tuple(row for row in range(count) if row not in is_alive),
         )
+
+    def text_rows(self) -> tuple[int, ...]:
+        """The cache rows of the text's tokens from the first on, as the cache numbers them now."""
+        rows = []
+        for slot in self._lineage.trunk():
+            row = self._row_of.get(slot)
+            if row is None:
+                break
+            rows.append(row if self._keep is None else self._keep.before(row))
+        return tuple(rows)
 
     def _begin_epoch(self, ref: ChunkRef) -> None:
         kept = self._lineage.restart(ref.first_slot)

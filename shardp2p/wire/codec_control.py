@@ -10,7 +10,6 @@ from shardp2p.wire.codec_parts import (
     AnyCodec,
     InvalidError,
     MessageCodec,
-    accept,
     check_address,
     check_count,
     check_digest,
@@ -28,6 +27,7 @@ from shardp2p.wire.codec_parts import (
 from shardp2p.wire.codec_tensor import read_scheme, write_scheme
 from shardp2p.wire.messages import Close, Closed, Commit, Failure, Open, Opened, Tokens
 from shardp2p.wire.pb import control_pb2, types_pb2
+from shardp2p.wire.prefixes import MAX_PREFIXES, PREFIX_BYTES, Prefixes
 from shardp2p.wire.protocols import MAX_SLOT
 
 MAX_SESSION_CHUNKS: Final = 1024
@@ -67,6 +67,30 @@ def read_sampling(wire: types_pb2.SamplingParams) -> SamplingParams:
     )
 
 
+def _write_prefixes(prefixes: Prefixes | None) -> control_pb2.Prefixes | None:
+    if prefixes is None:
+        return None
+    return control_pb2.Prefixes(step_tokens=prefixes.step_tokens, digests=prefixes.digests)
+
+
+def _read_prefixes(wire: control_pb2.Open | control_pb2.Close) -> Prefixes | None:
+    if not wire.HasField("prefixes"):
+        return None
+    check_count(len(wire.prefixes.digests), MAX_PREFIXES, "digests of beginnings")
+    return Prefixes(wire.prefixes.step_tokens, tuple(wire.prefixes.digests))
+
+
+def _check_prefixes(prefixes: Prefixes | None) -> None:
+    if prefixes is None:
+        return
+    if not 1 <= len(prefixes.digests) <= MAX_PREFIXES:
+        raise InvalidError(f"{len(prefixes.digests)} digests of beginnings; 1 to {MAX_PREFIXES} are allowed")
+    if not 1 <= prefixes.step_tokens <= MAX_SLOT // MAX_PREFIXES:
+        raise InvalidError(f"digests of beginnings {prefixes.step_tokens} tokens apart")
+    if any(len(digest) != PREFIX_BYTES for digest in prefixes.digests):
+        raise InvalidError(f"the digest of a beginning has other than {PREFIX_BYTES} bytes")
+
+
 def _write_open(message: Open) -> bytes:
     return control_pb2.Open(
         session=write_session(message.session),
@@ -79,6 +103,7 @@ def _write_open(message: Open) -> bytes:
         sampling=None if message.sampling is None else write_sampling(message.sampling),
         wire_scheme=write_scheme(message.wire_scheme),
         prompt_tokens=message.prompt_tokens,
+        prefixes=_write_prefixes(message.prefixes),
     ).SerializeToString()
 
 
@@ -94,6 +119,7 @@ def _read_open(wire: control_pb2.Open) -> Open:
         sampling=read_sampling(wire.sampling) if wire.HasField("sampling") else None,
         wire_scheme=read_scheme(wire.wire_scheme),
         prompt_tokens=wire.prompt_tokens,
+        prefixes=_read_prefixes(wire),
     )
 
 
@@ -107,19 +133,27 @@ def _check_open(message: Open) -> None:
         raise InvalidError(f"{message.max_chunks} chunks at once; 1 to {MAX_SESSION_CHUNKS} are allowed")
     if not 0 <= message.prompt_tokens <= MAX_SLOT:
         raise InvalidError(f"a prompt of {message.prompt_tokens} tokens")
+    _check_prefixes(message.prefixes)
 
 
 def _write_opened(message: Opened) -> bytes:
-    return control_pb2.Opened(layers=write_layers(message.layers), cache_rows=message.cache_rows).SerializeToString()
+    return control_pb2.Opened(
+        layers=write_layers(message.layers),
+        cache_rows=message.cache_rows,
+        shared_rows=message.shared_rows,
+        keeps_rows=message.keeps_rows,
+    ).SerializeToString()
 
 
 def _read_opened(wire: control_pb2.Opened) -> Opened:
-    return Opened(read_layers(wire.layers), wire.cache_rows)
+    return Opened(read_layers(wire.layers), wire.cache_rows, wire.shared_rows, wire.keeps_rows)
 
 
 def _check_opened(message: Opened) -> None:
     if not 1 <= message.cache_rows <= MAX_SLOT:
         raise InvalidError(f"a cache of {message.cache_rows} rows")
+    if not 0 <= message.shared_rows <= message.cache_rows:
+        raise InvalidError(f"{message.shared_rows} shared rows in a cache of {message.cache_rows}")
 
 
 def _write_commit(message: Commit) -> bytes:
@@ -171,6 +205,18 @@ def _check_failure(message: Failure) -> None:
         check_peer_id(message.peer_id)
 
 
+def _write_close(message: Close) -> bytes:
+    return control_pb2.Close(prefixes=_write_prefixes(message.prefixes)).SerializeToString()
+
+
+def _read_close(wire: control_pb2.Close) -> Close:
+    return Close(_read_prefixes(wire))
+
+
+def _check_close(message: Close) -> None:
+    _check_prefixes(message.prefixes)
+
+
 def _write_closed(message: Closed) -> bytes:
     return control_pb2.Closed(
         chunks=message.chunks,
@@ -197,6 +243,6 @@ CODECS: Final[dict[type, AnyCodec]] = {
     Commit: MessageCodec(control_pb2.Commit, _write_commit, _read_commit, _check_commit),
     Tokens: MessageCodec(control_pb2.Tokens, _write_tokens, _read_tokens, _check_tokens),
     Failure: MessageCodec(control_pb2.Failure, _write_failure, _read_failure, _check_failure),
-    Close: MessageCodec(control_pb2.Close, lambda _: b"", lambda _: Close(), accept),
+    Close: MessageCodec(control_pb2.Close, _write_close, _read_close, _check_close),
     Closed: MessageCodec(control_pb2.Closed, _write_closed, _read_closed, _check_closed),
 }

@@ -74,6 +74,7 @@ def _write_generate(message: Generate) -> bytes:
         # Left out as before there was a choice, so that a driver of then takes the message as well.
         wire_scheme=None if message.wire_scheme == "raw" else write_scheme(message.wire_scheme),
         wait_s=message.wait_s,
+        shares_rows=message.shares_rows,
     ).SerializeToString()
 
 
@@ -100,6 +101,7 @@ def _read_generate(wire: generate_pb2.Generate) -> Generate:
         draft_tokens=wire.draft_tokens,
         wire_scheme=read_scheme(wire.wire_scheme) if wire.wire_scheme else "raw",
         wait_s=wire.wait_s,
+        shares_rows=wire.shares_rows,
     )
 
 

@@ -46,6 +46,7 @@ class Generate:
     draft_tokens: int = 0
     wire_scheme: WireScheme = "raw"
     wait_s: float = 0.0
+    shares_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from shardp2p.vocabulary import NO_PARENT, Position, Slot
 class Lineage:
     """The trunk and the live slots of one epoch. Every misuse raises RemoteProtocolError."""
 
-    def __init__(self) -> None:
-        self._trunk: list[Slot] = []  # ascending; the index is the position
+    def __init__(self, kept: int = 0) -> None:
+        """The first `kept` slots are there already, as committed text."""
+        self._trunk = [Slot(i) for i in range(kept)]  # ascending; the index is the position
         self._live: dict[Slot, tuple[Slot, int]] = {}  # slot -> parent, position; ascending
         self._awaited: Slot | None = None
-        self.next_slot = Slot(0)
+        self.next_slot = Slot(kept)
 
     @property
     def root(self) -> Slot:

@@ -23,6 +23,7 @@ from shardp2p.wire.carrying import CarryMessage
 from shardp2p.wire.dialling_back import DialBackMessage
 from shardp2p.wire.driving import GenerateMessage
 from shardp2p.wire.news import GossipMessage
+from shardp2p.wire.prefixes import Prefixes
 from shardp2p.wire.seen import SightMessage
 from shardp2p.wire.tensor_frame import TensorFrame
 
@@ -52,14 +53,17 @@ class Open:
     sampling: SamplingParams | None = None
     wire_scheme: WireScheme = "raw"
     prompt_tokens: int = 0
+    prefixes: Prefixes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Stage to coordinator: the session stands."""
+    """Stage to coordinator: the session stands, and has the rows of the first `shared_rows` tokens of its text."""
 
     layers: LayerRange
     cache_rows: int
+    shared_rows: int = 0
+    keeps_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Coordinator to stage: no more chunks will come."""
+    """Coordinator to stage: no more chunks will come; and how the text begins, for later sessions."""
+
+    prefixes: Prefixes | None = None
 
 
 @dataclass(frozen=True, slots=True)

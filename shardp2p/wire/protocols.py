@@ -29,10 +29,11 @@ SMALL_BYTES: Final = 256
 """A message of a few numbers needs less; the rest is room for fields that a newer peer adds and we ignore."""
 
 TEXT_BYTES: Final = 16 * 1024
-"""A failure's clipped text, or a description of a peer, in four-byte characters and with room to grow."""
+"""A failure's clipped text, or a description of a peer, in four-byte characters and with room to grow; or the digests
+of a text's beginnings."""
 
 OPEN_BYTES: Final = 64 * 1024
-"""32 addresses of 512 characters and 1,024 biases fill half of it."""
+"""32 addresses of 512 characters, 1,024 biases and 512 digests fill two thirds of it."""
 
 TOKENS_BYTES: Final = 1024 * 1024
 """131,072 token ids of 5 bytes each fit; a longer text takes several messages."""
@@ -80,7 +81,7 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(3, messages.Commit, SMALL_BYTES),
         MessageKind(4, messages.Tokens, TOKENS_BYTES),
         MessageKind(5, messages.Failure, TEXT_BYTES),
-        MessageKind(6, messages.Close, SMALL_BYTES),
+        MessageKind(6, messages.Close, TEXT_BYTES),
         MessageKind(7, messages.Closed, SMALL_BYTES),
     ),
     RING: (

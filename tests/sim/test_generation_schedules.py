@@ -26,6 +26,35 @@ def test_any_schedule_gives_the_reference_text(count: int) -> None:
     assert min(happened["skipped"], happened["compactions"], happened["losses"]) > count / 4
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_a_text_that_begins_with_shared_rows_goes_on_as_one_that_does_not(block: int) -> None:
+    """And at the end each stage can say where the rows of the whole text lie."""
+    kept = 0
+    for seed in range(block * 50, (block + 1) * 50):
+        rng = random.Random(seed)
+        prompt = [rng.randrange(50) for _ in range(rng.randint(2, 40))]
+        shared = [rng.randrange(len(prompt)) for _ in range(rng.randint(1, 3))]
+        ring = Ring(
+            rng,
+            prompt,
+            max_tokens=32,
+            stages=len(shared),
+            limits=Limits(max_chunks=4, chunk_tokens=8, prefill_tokens=8, draft_tokens=4, cache_rows=100),
+            branches=3,
+            needs_tokens=seed % 2 == 0,
+            loss_rate=rng.choice((0.0, 0.02)),
+            commit_loss=rng.choice((0.0, 0.5)),
+            shared=shared,
+        )
+        assert ring.run() == reference(prompt, 32), f"seed {seed}"
+        text = tuple(ring.generation.text)
+        for stage in ring.stages:
+            rows = stage.session.text_rows()
+            assert [stage.rows[row][0] for row in rows] == [text[: at + 1] for at in range(len(rows))]
+            kept += len(rows)
+    assert kept > 50 * 20
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_long_texts_with_many_dead_rows_are_compacted_again_and_again(seed: int) -> None:
     rng = random.Random(seed)

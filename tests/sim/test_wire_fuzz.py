@@ -39,6 +39,7 @@ from shardp2p.wire.messages import (
 )
 from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
 from shardp2p.wire.pb import carry_pb2, control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.prefixes import MAX_PREFIXES, Prefixes
 from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, MAX_SLOT, RING, SWARM, limits_of
 from shardp2p.wire.seen import AskSeen, Seen
 from shardp2p.wire.tensor_frame import TensorFrame
@@ -119,6 +120,14 @@ SAMPLING = st.builds(
     logit_bias=st.lists(st.tuples(TOKENS, st.floats(-1000, 1000)), max_size=5).map(tuple),
     seed=UINT64,
 )
+PREFIXES = st.one_of(
+    st.none(),
+    st.builds(
+        Prefixes,
+        st.integers(1, MAX_SLOT // MAX_PREFIXES),
+        st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=4).map(tuple),
+    ),
+)
 OPENS = st.builds(
     Open,
     session=SESSIONS,
@@ -131,6 +140,7 @@ OPENS = st.builds(
     sampling=st.one_of(st.none(), SAMPLING),
     wire_scheme=SCHEMES,
     prompt_tokens=st.integers(0, MAX_SLOT),
+    prefixes=PREFIXES,
 )
 MEMBERS = st.builds(
     MemberInfo,
@@ -183,6 +193,7 @@ GENERATES = st.builds(
     sampling=SAMPLING,
     budget_s=st.one_of(st.none(), st.floats(0.001, 1e9)),
     draft=st.sampled_from(["none", "lookup"]),
+    shares_rows=st.booleans(),
     max_chunks=st.integers(1, 1024),
     chunk_tokens=st.integers(1, 4096),
     prefill_tokens=st.integers(1, 4096),
@@ -209,11 +220,11 @@ NEWS = st.builds(
 MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     CONTROL: st.one_of(
         OPENS,
-        st.builds(Opened, layer_ranges(), ROWS),
+        st.builds(Opened, layer_ranges(), st.integers(100, MAX_SLOT), st.integers(0, 100), st.booleans()),
         COMMITS,
         st.builds(Tokens, UINT32, st.integers(0, MAX_SLOT - 20), st.lists(TOKENS, min_size=1, max_size=20).map(tuple)),
         FAILURES,
-        st.builds(Close),
+        st.builds(Close, PREFIXES),
         st.builds(Closed, UINT64, UINT64, UINT64, SECONDS, SECONDS),
     ),
     RING: st.one_of(
@@ -325,6 +336,8 @@ def scalars(field: Any) -> st.SearchStrategy[Any]:
     match field.type:
         case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_UINT64:
             return st.one_of(st.integers(0, 6), UINT32)
+        case FieldDescriptor.TYPE_BOOL:
+            return st.booleans()
         case FieldDescriptor.TYPE_SINT32 | FieldDescriptor.TYPE_ENUM:
             return st.one_of(st.integers(-2, 6), st.integers(-(2**31), MAX_SLOT))
         case FieldDescriptor.TYPE_DOUBLE:

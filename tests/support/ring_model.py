@@ -46,17 +46,28 @@ Corrupt = Callable[[Work], Work]
 class FakeStage:
     """A session machine over rows of (text up to there, parent row); hidden rows travel beside the Activations."""
 
-    def __init__(self, *, is_last: bool, limits: Limits, needs_tokens: bool, epoch: int, corrupt: Corrupt) -> None:
+    def __init__(
+        self,
+        *,
+        is_last: bool,
+        limits: Limits,
+        needs_tokens: bool,
+        epoch: int,
+        corrupt: Corrupt,
+        shared: Sequence[int] = (),
+    ) -> None:
+        """`shared`: tokens of the text whose rows it begins with."""
         self.is_last = is_last
         self.session = Session(
             cache_rows=limits.cache_rows,
             max_chunks=limits.ring_chunks,
             needs_tokens=needs_tokens and is_last,
             epoch=epoch,
+            shared_rows=len(shared),
         )
         self.needs_tokens = needs_tokens
         self.capacity = limits.cache_rows
-        self.rows: list[tuple[tuple[int, ...], int]] = []
+        self.rows = [(tuple(shared[: at + 1]), at - 1) for at in range(len(shared))]
         self.hidden: dict[int, list[int]] = {}
         self.inbox: deque[tuple[Chunk | Activations, list[int]]] = deque()
         self.control: deque[Commit | Tokens] = deque()
@@ -125,8 +136,10 @@ class Ring:
         control_lag: float = 0.0,
         commit_loss: float = 0.0,
         corrupt: Corrupt = lambda work: work,
+        shared: Sequence[int] = (),
     ) -> None:
-        """`control_lag`: how often a control message waits for something else; `commit_loss`: how often a commit is
+        """`shared`: how many of the prompt's tokens each stage begins with, all together with the least of them.
+        `control_lag`: how often a control message waits for something else; `commit_loss`: how often a commit is
         not sent at all, as one that is superseded; `corrupt` changes the work of every stage.
         """
         self.rng, self.limits, self.needs_tokens = rng, limits, needs_tokens
@@ -140,9 +153,10 @@ class Ring:
             stop_tokens=stop_tokens,
             limits=limits,
             waits_for_draft=waits_for_draft,
+            shared_tokens=min(shared, default=0),
         )
         self.count = stages
-        self.stages = [self._new_stage(i) for i in range(stages)]
+        self.stages = [self._new_stage(i, shared=prompt[:n]) for i, n in enumerate(shared or (0,) * stages)]
         self.verdicts: deque[Verdict] = deque()
         self.drafts: list[tuple[NeedDraft, list[int]]] = []
         self.emitted: list[int] = []
@@ -162,10 +176,14 @@ class Ring:
         """How often a cache was compacted."""
         return sum(stage.compactions for stage in (*self.stages, *self.lost_stages))
 
-    def _new_stage(self, index: int, epoch: int = 0) -> FakeStage:
-        is_last = index == self.count - 1
+    def _new_stage(self, index: int, epoch: int = 0, shared: Sequence[int] = ()) -> FakeStage:
         return FakeStage(
-            is_last=is_last, limits=self.limits, needs_tokens=self.needs_tokens, epoch=epoch, corrupt=self.corrupt
+            is_last=index == self.count - 1,
+            limits=self.limits,
+            needs_tokens=self.needs_tokens,
+            epoch=epoch,
+            corrupt=self.corrupt,
+            shared=shared,
         )
 
     def drain(self) -> None:
@@ -189,7 +207,7 @@ class Ring:
                     self.finish = command
 
     def _send_tokens(self, chunk: Chunk) -> None:
-        if chunk.ref.first_slot == 0 or chunk.ref.epoch != self._tokens_epoch:
+        if chunk.ref.epoch != self._tokens_epoch:
             self.sent_tokens = list(self.generation.text[: chunk.ref.first_slot])
             self._tokens_epoch = chunk.ref.epoch
             first = 0

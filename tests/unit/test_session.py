@@ -85,6 +85,33 @@ def test_a_gap_or_an_overlap_of_slots_is_refused(first: int) -> None:
         made.receive(line(first, 2, seq=1))
 
 
+@pytest.mark.parametrize("begins_at", [0, 3, 8])
+def test_a_session_with_shared_rows_begins_at_any_of_them(begins_at: int) -> None:
+    made = Session(cache_rows=100, max_chunks=8, shared_rows=8)
+    made.receive(line(begins_at, 4, seq=0))
+    work = work_of(made)
+    assert kept(work) == (None if begins_at == 8 else tuple(range(begins_at)))
+    assert work.cache_parents == tuple(range(begins_at - 1, begins_at + 3))
+    assert work.positions == tuple(range(begins_at, begins_at + 4))
+    assert made.text_rows() == tuple(range(begins_at + 4))
+
+
+def test_a_session_begins_at_no_row_that_it_does_not_share() -> None:
+    made = Session(cache_rows=100, max_chunks=8, shared_rows=8)
+    with pytest.raises(RemoteProtocolError, match="cannot begin at 9"):
+        made.receive(line(9, 4, seq=0))
+
+
+def test_the_rows_of_the_text_are_known_though_dead_ones_lie_between_and_the_last_are_not_there() -> None:
+    made = session()
+    made.receive(chunk(0, [-1, 0, 0, 2], 0, seq=0))
+    assert work_of(made).rows == (0, 1, 2, 3)
+    made.receive(chunk(4, [2], 4, seq=1))
+    assert made.text_rows() == (0, 2)
+    assert work_of(made).cache_parents == (2,)
+    assert made.text_rows() == (0, 2, 4)
+
+
 def test_more_chunks_than_agreed_are_refused() -> None:
     made = session(max_chunks=2)
     made.receive(line(0, 1, seq=0))

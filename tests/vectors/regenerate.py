@@ -46,6 +46,7 @@ from shardp2p.wire.messages import (
 )
 from shardp2p.wire.news import Farewell, Greeting, Heartbeat, News, RecordNews, ShortId, ValueId, ValueNews
 from shardp2p.wire.pb import carry_pb2, control_pb2, generate_pb2, gossip_pb2, ring_pb2, swarm_pb2
+from shardp2p.wire.prefixes import Prefixes
 from shardp2p.wire.protocols import CARRY, CONTROL, GENERATE, GOSSIP, KINDS, RING, SWARM
 from shardp2p.wire.seen import AskSeen, Seen
 from shardp2p.wire.tensor_frame import TensorFrame
@@ -89,6 +90,7 @@ OPEN = Open(
     wire_scheme="int8",
     prompt_tokens=17,
 )
+PREFIXES = Prefixes(64, (bytes(range(16)), bytes(range(16, 32))))
 MIDDLE_OPEN = Open(SESSION, DIGEST, LayerRange(0, 1), "float32", 1, 1, PeerAddress(PEER))
 PREFILL = Chunk(ref(0), (101, 7, 7), slots(-1, 0, 1), Slot(2), quiet=2)
 TREE = Chunk(ref(3, epoch=1, seq=5), (11, 12, 13, 14), slots(2, 3, 3, 1), Slot(3))
@@ -177,12 +179,15 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "open_last_stage": OPEN,
         "open_middle_stage": MIDDLE_OPEN,
         "open_fp16": dataclasses.replace(MIDDLE_OPEN, wire_scheme="fp16"),
+        "open_with_prefixes": dataclasses.replace(MIDDLE_OPEN, prefixes=PREFIXES),
         "opened": Opened(LayerRange(15, 30), 2048),
+        "opened_with_shared_rows": Opened(LayerRange(15, 30), 2048, 128, keeps_rows=True),
         "commit": Commit(1, Slot(9), Slot(4)),
         "tokens": Tokens(0, Slot(5), (1, 0, 2**31 - 1)),
         "failure_with_blame": Failure("unavailable", "the next stage is gone: Überraschung", PEER),
         "failure_without_blame": Failure("internal", ""),
         "close": Close(),
+        "close_with_prefixes": Close(PREFIXES),
         "closed": Closed(12, 300, 5, 1.25, 0.0625),
     },
     RING: {
@@ -203,6 +208,7 @@ VALID: Mapping[str, Mapping[str, Message]] = {
     GENERATE: {
         "generate": GENERATION,
         "generate_without_options": SHORT_GENERATION,
+        "generate_that_shares_rows": dataclasses.replace(SHORT_GENERATION, shares_rows=True),
         "generate_that_waits": dataclasses.replace(SHORT_GENERATION, wait_s=7.5),
         "generate_int8": dataclasses.replace(SHORT_GENERATION, wire_scheme="int8"),
         "batch": Batch((5, 0, 2**31 - 1)),
@@ -267,6 +273,31 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "open_zero_top_p": (control_pb2.Open, OPEN, lambda m: setattr(m.sampling, "top_p", 0.0)),
         "open_infinite_bias": (control_pb2.Open, OPEN, lambda m: m.sampling.logit_bias.add(token=1, bias=float("inf"))),
         "opened_without_layers": (control_pb2.Opened, VALID[CONTROL]["opened"], lambda m: m.ClearField("layers")),
+        "opened_more_shared_rows_than_rows": (
+            control_pb2.Opened,
+            VALID[CONTROL]["opened"],
+            lambda m: setattr(m, "shared_rows", 2049),
+        ),
+        "open_no_prefixes": (
+            control_pb2.Open,
+            VALID[CONTROL]["open_with_prefixes"],
+            lambda m: m.prefixes.ClearField("digests"),
+        ),
+        "close_prefix_of_15_bytes": (
+            control_pb2.Close,
+            VALID[CONTROL]["close_with_prefixes"],
+            lambda m: m.prefixes.digests.append(bytes(15)),
+        ),
+        "close_513_prefixes": (
+            control_pb2.Close,
+            VALID[CONTROL]["close_with_prefixes"],
+            lambda m: m.prefixes.digests.extend([bytes(16)] * 511),
+        ),
+        "close_prefixes_no_tokens_apart": (
+            control_pb2.Close,
+            VALID[CONTROL]["close_with_prefixes"],
+            lambda m: m.prefixes.ClearField("step_tokens"),
+        ),
         "commit_root_is_its_own_parent": (
             control_pb2.Commit,
             VALID[CONTROL]["commit"],

@@ -29,7 +29,7 @@ _sym_db = _symbol_database.Default()
 from shardp2p.wire.pb import types_pb2 as shardp2p_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shardp2p/v1/control.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\xb1\x02\n\x04Open\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\'\n\x06layers\x18\x03 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\ncache_rows\x18\x05 \x01(\r\x12\x12\n\nmax_chunks\x18\x06 \x01(\r\x12&\n\x04next\x18\x07 \x01(\x0b\x32\x18.shardp2p.v1.PeerAddress\x12-\n\x08sampling\x18\x08 \x01(\x0b\x32\x1b.shardp2p.v1.SamplingParams\x12\x34\n\x0bwire_scheme\x18\t \x01(\x0e\x32\x1f.shardp2p.v1.TensorFrame.Scheme\x12\x15\n\rprompt_tokens\x18\n \x01(\r\"E\n\x06Opened\x12\'\n\x06layers\x18\x01 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\x12\n\ncache_rows\x18\x02 \x01(\r\"5\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04root\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\r\";\n\x06Tokens\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x12\n\nfirst_slot\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\";\n\x07\x46\x61ilure\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\"\x07\n\x05\x43lose\"c\n\x06\x43losed\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x03 \x01(\x04\x12\x11\n\tcompute_s\x18\x04 \x01(\x01\x12\x12\n\noverhead_s\x18\x05 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shardp2p/v1/control.proto\x12\x0bshardp2p.v1\x1a\x17shardp2p/v1/types.proto\"\xda\x02\n\x04Open\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\'\n\x06layers\x18\x03 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\ncache_rows\x18\x05 \x01(\r\x12\x12\n\nmax_chunks\x18\x06 \x01(\r\x12&\n\x04next\x18\x07 \x01(\x0b\x32\x18.shardp2p.v1.PeerAddress\x12-\n\x08sampling\x18\x08 \x01(\x0b\x32\x1b.shardp2p.v1.SamplingParams\x12\x34\n\x0bwire_scheme\x18\t \x01(\x0e\x32\x1f.shardp2p.v1.TensorFrame.Scheme\x12\x15\n\rprompt_tokens\x18\n \x01(\r\x12\'\n\x08prefixes\x18\x0b \x01(\x0b\x32\x15.shardp2p.v1.Prefixes\"0\n\x08Prefixes\x12\x13\n\x0bstep_tokens\x18\x01 \x01(\r\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x0c\"n\n\x06Opened\x12\'\n\x06layers\x18\x01 \x01(\x0b\x32\x17.shardp2p.v1.LayerRange\x12\x12\n\ncache_rows\x18\x02 \x01(\r\x12\x13\n\x0bshared_rows\x18\x03 \x01(\r\x12\x12\n\nkeeps_rows\x18\x04 \x01(\x08\"5\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04root\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\r\";\n\x06Tokens\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x12\n\nfirst_slot\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\";\n\x07\x46\x61ilure\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\"0\n\x05\x43lose\x12\'\n\x08prefixes\x18\x01 \x01(\x0b\x32\x15.shardp2p.v1.Prefixes\"c\n\x06\x43losed\x12\x0e\n\x06\x63hunks\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x14\n\x0cskipped_rows\x18\x03 \x01(\x04\x12\x11\n\tcompute_s\x18\x04 \x01(\x01\x12\x12\n\noverhead_s\x18\x05 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardp2p.wire.pb.control_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPEN']._serialized_start=68
-  _globals['_OPEN']._serialized_end=373
-  _globals['_OPENED']._serialized_start=375
-  _globals['_OPENED']._serialized_end=444
-  _globals['_COMMIT']._serialized_start=446
-  _globals['_COMMIT']._serialized_end=499
-  _globals['_TOKENS']._serialized_start=501
-  _globals['_TOKENS']._serialized_end=560
-  _globals['_FAILURE']._serialized_start=562
-  _globals['_FAILURE']._serialized_end=621
-  _globals['_CLOSE']._serialized_start=623
-  _globals['_CLOSE']._serialized_end=630
-  _globals['_CLOSED']._serialized_start=632
-  _globals['_CLOSED']._serialized_end=731
+  _globals['_OPEN']._serialized_end=414
+  _globals['_PREFIXES']._serialized_start=416
+  _globals['_PREFIXES']._serialized_end=464
+  _globals['_OPENED']._serialized_start=466
+  _globals['_OPENED']._serialized_end=576
+  _globals['_COMMIT']._serialized_start=578
+  _globals['_COMMIT']._serialized_end=631
+  _globals['_TOKENS']._serialized_start=633
+  _globals['_TOKENS']._serialized_end=692
+  _globals['_FAILURE']._serialized_start=694
+  _globals['_FAILURE']._serialized_end=753
+  _globals['_CLOSE']._serialized_start=755
+  _globals['_CLOSE']._serialized_end=803
+  _globals['_CLOSED']._serialized_start=805
+  _globals['_CLOSED']._serialized_end=904
 # @@protoc_insertion_point(module_scope)

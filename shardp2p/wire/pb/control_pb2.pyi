@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Open(_message.Message):
-    __slots__ = ("session", "model_digest", "layers", "dtype", "cache_rows", "max_chunks", "next", "sampling", "wire_scheme", "prompt_tokens")
+    __slots__ = ("session", "model_digest", "layers", "dtype", "cache_rows", "max_chunks", "next", "sampling", "wire_scheme", "prompt_tokens", "prefixes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Open(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     WIRE_SCHEME_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     model_digest: str
     layers: _types_pb2.LayerRange
@@ -33,15 +34,28 @@ class Open(_message.Message):
     sampling: _types_pb2.SamplingParams
     wire_scheme: _types_pb2.TensorFrame.Scheme
     prompt_tokens: int
-    def __init__(self, session: _Optional[bytes] = ..., model_digest: _Optional[str] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., dtype: _Optional[str] = ..., cache_rows: _Optional[int] = ..., max_chunks: _Optional[int] = ..., next: _Optional[_Union[_types_pb2.PeerAddress, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    prefixes: Prefixes
+    def __init__(self, session: _Optional[bytes] = ..., model_digest: _Optional[str] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., dtype: _Optional[str] = ..., cache_rows: _Optional[int] = ..., max_chunks: _Optional[int] = ..., next: _Optional[_Union[_types_pb2.PeerAddress, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., prompt_tokens: _Optional[int] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
+
+class Prefixes(_message.Message):
+    __slots__ = ("step_tokens", "digests")
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    step_tokens: int
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step_tokens: _Optional[int] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("layers", "cache_rows")
+    __slots__ = ("layers", "cache_rows", "shared_rows", "keeps_rows")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     CACHE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_ROWS_FIELD_NUMBER: _ClassVar[int]
     layers: _types_pb2.LayerRange
     cache_rows: int
-    def __init__(self, layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., cache_rows: _Optional[int] = ...) -> None: ...
+    shared_rows: int
+    keeps_rows: bool
+    def __init__(self, layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ..., cache_rows: _Optional[int] = ..., shared_rows: _Optional[int] = ..., keeps_rows: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("epoch", "root", "parent")
@@ -74,8 +88,10 @@ class Failure(_message.Message):
     def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ..., peer_id: _Optional[str] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("prefixes",)
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    prefixes: Prefixes
+    def __init__(self, prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class Closed(_message.Message):
     __slots__ = ("chunks", "rows", "skipped_rows", "compute_s", "overhead_s")

@@ -20,7 +20,7 @@ class RingStage(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.PeerAddress, _Mapping]] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("model", "model_digest", "dtype", "context_tokens", "stages", "prompt_tokens", "max_tokens", "stop_tokens", "vocab_size", "sampling", "budget_s", "draft", "max_chunks", "chunk_tokens", "prefill_tokens", "draft_tokens", "wire_scheme", "wait_s")
+    __slots__ = ("model", "model_digest", "dtype", "context_tokens", "stages", "prompt_tokens", "max_tokens", "stop_tokens", "vocab_size", "sampling", "budget_s", "draft", "max_chunks", "chunk_tokens", "prefill_tokens", "draft_tokens", "wire_scheme", "wait_s", "shares_rows")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Generate(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WIRE_SCHEME_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    SHARES_ROWS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     dtype: str
@@ -57,7 +58,8 @@ class Generate(_message.Message):
     draft_tokens: int
     wire_scheme: _types_pb2.TensorFrame.Scheme
     wait_s: float
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., context_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RingStage, _Mapping]]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., vocab_size: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., budget_s: _Optional[float] = ..., draft: _Optional[str] = ..., max_chunks: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    shares_rows: bool
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., context_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RingStage, _Mapping]]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., vocab_size: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., budget_s: _Optional[float] = ..., draft: _Optional[str] = ..., max_chunks: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., wait_s: _Optional[float] = ..., shares_rows: _Optional[bool] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("tokens",)
