@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import trio
 from shardp2p.coordinator.commands import Limits, Proposer
 from shardp2p.coordinator.driver import open_generation
 from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.coordinator.prefix import PrefixKeys
 from shardp2p.coordinator.remote import open_remote_generation
 from shardp2p.coordinator.remote_service import GenerateService
 from shardp2p.coordinator.request import GenerationRequest
@@ -89,7 +91,10 @@ class Node:
         host.serve(RING, self._serve_ring)
         self.proposers = Proposers(AnswerMemory())
         """Who drafts for what we drive."""
-        self._driving = GenerateService(self.ring_edges, self._verdicts, self._proposer_for_client, self._line)
+        self._prefix_keys = PrefixKeys(secrets.token_bytes(32))
+        self._driving = GenerateService(
+            self.ring_edges, self._verdicts, self._proposer_for_client, self._line, self._prefix_keys
+        )
         self.sealed_record: Callable[[], bytes] = bytes
         """Our newest coverage record; empty outside a swarm."""
 
@@ -106,6 +111,11 @@ class Node:
     def held(self) -> tuple[HeldModel, ...]:
         """What we serve, or are letting go of, in the order of holding."""
         return tuple(self._held)
+
+    def keep_nothing(self) -> None:
+        """From now on no answer and no row of a session stays here when it ends."""
+        self.proposers.forget()
+        self._stage.keeps_rows = False
 
     @property
     def driven(self) -> int:
@@ -232,9 +242,12 @@ class Node:
         """
         if driver == "local" or plan.stages[0].peer_id == self.peer_id:
             own = proposer or self._propose(draft, plan, request)
+            key = self._prefix_keys.of(self.peer_id)
 
             def open_one(within: GenerationRequest) -> AbstractAsyncContextManager[GenerationStream]:
-                return open_generation(self.ring_edges, self._verdicts, plan, within, proposer=own, limits=limits)
+                return open_generation(
+                    self.ring_edges, self._verdicts, plan, within, proposer=own, limits=limits, prefix_key=key
+                )  # fmt: skip
 
             return self._line.open(request, open_one)
         if proposer is not None:

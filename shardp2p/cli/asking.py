@@ -53,6 +53,7 @@ class Wish:
     only: frozenset[PeerId] = frozenset()
     wire_scheme: WireScheme = "raw"
     wait_s: float = 0.0
+    shares_rows: bool = True
     draft_model: Path | None = None
 
 
@@ -236,6 +237,7 @@ class Asker:
             vocab_size,
             wire_scheme=wish.wire_scheme,
             wait_s=wish.wait_s,
+            shares_rows=wish.shares_rows,
         )
 
 

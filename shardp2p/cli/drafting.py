@@ -42,5 +42,5 @@ async def add_drafts(
 async def add_drafts_of(node: Node, settings: UpSettings, model: StoredModel) -> None:
     """What `up` was told about drafts: a model for them, and whether answers are kept in memory."""
     if not settings.remembers:
-        node.proposers.forget()
+        node.keep_nothing()
     await add_drafts(node, settings.draft_model, model, dtype=settings.dtype, device=settings.device)

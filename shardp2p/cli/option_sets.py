@@ -121,6 +121,7 @@ class AskOptions:
             limits=limits,
             wire_scheme=parse_wire(self.wire),
             wait_s=parse_wait(self.wait),
+            shares_rows=not self.no_memory,
             is_local=self.local_driver,
             local_layers=self.local_layers,
             blocked=check_peer_ids(self.block or (), "--block"),

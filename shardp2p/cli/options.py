@@ -126,7 +126,7 @@ DraftModel = Annotated[
     ),
 ]
 NoMemory = Annotated[
-    bool, Option("--no-memory", help="The driver keeps no answer in its memory to guess later ones from.")
+    bool, Option("--no-memory", help="The peers keep nothing of an answer for later ones, nor use earlier ones.")
 ]
 Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once.")]
 Wire = Annotated[

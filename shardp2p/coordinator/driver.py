@@ -18,6 +18,7 @@ from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, Propo
 from shardp2p.coordinator.generation import Generation
 from shardp2p.coordinator.inbound import VerdictInbox
 from shardp2p.coordinator.outbox import ControlOutbox
+from shardp2p.coordinator.prefix import prefixes_of
 from shardp2p.coordinator.request import GenerationRequest, Lap, Result, fit_limits
 from shardp2p.coordinator.stream import GenerationStream, running
 from shardp2p.errors import (
@@ -34,6 +35,7 @@ from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec_control import MAX_TOKENS
 from shardp2p.wire.credit import CreditSender
 from shardp2p.wire.messages import Chunk, Close, Closed, Failure, Hello, Open, Opened, PeerAddress, Tokens, Verdict
+from shardp2p.wire.prefixes import Prefixes
 from shardp2p.wire.protocols import CONTROL, RING
 from shardp2p.wire.stream import Network
 
@@ -60,15 +62,17 @@ async def open_generation(
     *,
     proposer: Proposer | None = None,
     limits: Limits | None = None,
+    prefix_key: bytes | None = None,
 ) -> AsyncIterator[GenerationStream]:
     """A generation over the ring of `plan`, running as long as the context.
 
+    Where its text begins as that of an earlier one with the same `prefix_key`, rows of that serve again; not with None.
     Leaving early cancels it. Raises: ConfigError for a request that cannot be served. The iteration raises whatever
     ends it early: ConfigError and OverloadedError from a stage that declines, PeerUnavailableError that names the stage
     that went away, RemoteProtocolError for one that misbehaves.
     """
     limits = fit_limits(request, plan, limits or Limits(), proposer)
-    async with running(_Driver(network, verdicts, plan, request, proposer, limits)) as stream:
+    async with running(_Driver(network, verdicts, plan, request, proposer, limits, prefix_key)) as stream:
         yield stream
 
 
@@ -95,6 +99,7 @@ class _Driver:
         request: GenerationRequest,
         proposer: Proposer | None,
         limits: Limits,
+        prefix_key: bytes | None,
     ) -> None:
         self._network = network
         self._verdicts = verdicts
@@ -103,16 +108,12 @@ class _Driver:
         self._proposer = proposer
         self._limits = limits
         self._session = SessionId(secrets.token_hex(16))
-        self._generation = Generation(
-            self._session,
-            request.prompt_tokens,
-            max_tokens=request.max_tokens,
-            stop_tokens=request.stop_tokens,
-            vocab_size=request.vocab_size,
-            limits=limits,
-            waits_for_draft=proposer is not None and proposer.is_instant,
-            now=trio.current_time(),
-        )
+        self._prefix_key = prefix_key if request.shares_rows else None
+        # The last token is not among them: what follows it has to be computed.
+        offered = () if request.sampling.needs_tokens else request.prompt_tokens[:-1]
+        self._offered = self._prefixes_of(offered)
+        self._opened: dict[int, Opened] = {}  # by stage
+        self._generation: Generation  # once all stages are open
         self._inbox_send, self._inbox = trio.open_memory_channel[Verdict | tuple[int, Sequence[Sequence[Branch]]]](64)
         self._asked: NeedDraft | None = None  # the latest, of a proposer that takes its time
         self._is_asked = trio.Event()
@@ -148,6 +149,7 @@ class _Driver:
     async def _drive(self, stack: AsyncExitStack) -> None:
         started = trio.current_time()
         controls = await self._open_stages(stack)
+        self._generation = self._begin()
         self.opened.set()
         first = self._plan.stages[0]
         with blaming(first.peer_id):
@@ -178,14 +180,36 @@ class _Driver:
             nursery.cancel_scope.cancel()
         log.info("generation_finished", session=self._session, reason=finish.reason, generated_tokens=finish.tokens)
 
+    def _begin(self) -> Generation:
+        """The machine, which goes on behind what every stage has of the text already."""
+        request = self._request
+        self.result.shared_tokens = min(opened.shared_rows for opened in self._opened.values())
+        return Generation(
+            self._session,
+            request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            stop_tokens=request.stop_tokens,
+            vocab_size=request.vocab_size,
+            limits=self._limits,
+            waits_for_draft=self._proposer is not None and self._proposer.is_instant,
+            now=trio.current_time(),
+            shared_tokens=self.result.shared_tokens,
+        )
+
+    def _prefixes_of(self, text: Sequence[Token]) -> Prefixes | None:
+        if self._prefix_key is None:
+            return None
+        return prefixes_of(self._prefix_key, self._plan, self._request.wire_scheme, text)
+
     async def _close_stages(
         self, sender: CreditSender, outboxes: Sequence[ControlOutbox], closed: Sequence[trio.Event]
     ) -> None:
         """Let the stages close, and wait (bounded) for their accounts."""
         self._is_closing = True
         with trio.move_on_after(CLOSE_S):
-            for outbox in outboxes:
-                outbox.put_last(Close())
+            prefixes = self._prefixes_of(self._generation.text)
+            for index, outbox in enumerate(outboxes):
+                outbox.put_last(Close(prefixes if self._opened[index].keeps_rows else None))
             await self._watch(sender.end)
             for event in closed:
                 await event.wait()
@@ -216,6 +240,9 @@ class _Driver:
                     raise self._reported(answer, stage.peer_id)
                 if not isinstance(answer, Opened):
                     raise RemoteProtocolError(f"{type(answer).__name__} in answer to Open")
+                if answer.shared_rows and not (self._offered and self._offered.has_length(answer.shared_rows)):
+                    raise RemoteProtocolError(f"it shares {answer.shared_rows} rows, which was not offered")
+                self._opened[index] = answer
 
         async with trio.open_nursery() as nursery:
             for index, stage in enumerate(self._plan.stages):
@@ -241,6 +268,7 @@ class _Driver:
             sampling=self._request.sampling if is_last else None,
             wire_scheme=self._request.wire_scheme,
             prompt_tokens=len(self._request.prompt_tokens) if is_last else 0,
+            prefixes=self._offered,
         )
 
     async def _watch(self, task: Callable[..., Awaitable[None]], *args: object) -> None:

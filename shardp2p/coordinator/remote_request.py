@@ -42,6 +42,7 @@ def to_message(plan: Plan, request: GenerationRequest, limits: Limits, draft: Dr
         draft_tokens=limits.draft_tokens,
         wire_scheme=request.wire_scheme,
         wait_s=request.wait_s,
+        shares_rows=request.shares_rows,
     )
 
 
@@ -63,6 +64,7 @@ def from_message(message: Generate) -> tuple[Plan, GenerationRequest, Limits]:
         budget_s=message.budget_s,
         wire_scheme=message.wire_scheme,
         wait_s=message.wait_s,
+        shares_rows=message.shares_rows,
     )
     limits = Limits(
         max_chunks=message.max_chunks,

@@ -13,6 +13,7 @@ import trio
 from shardp2p.coordinator.commands import Finish, Limits, Proposer
 from shardp2p.coordinator.driver import open_generation
 from shardp2p.coordinator.inbound import VerdictInbox
+from shardp2p.coordinator.prefix import PrefixKeys
 from shardp2p.coordinator.remote_request import from_message
 from shardp2p.coordinator.request import GenerationRequest, Result
 from shardp2p.coordinator.stream import GenerationStream
@@ -64,12 +65,14 @@ class GenerateService:
         network: Network,
         verdicts: VerdictInbox,
         make_proposer: Callable[[Generate, PeerId], Proposer | None],
-        line: Line | None = None,
+        line: Line,
+        prefix_keys: PrefixKeys,
     ) -> None:
         self._network = network
         self._verdicts = verdicts
         self._make_proposer = make_proposer
-        self._line = line or Line()
+        self._line = line
+        self._prefix_keys = prefix_keys
         self._driven: Counter[PeerId] = Counter()  # by client; at most MAX_DRIVEN in all
 
     @property
@@ -126,7 +129,10 @@ class GenerateService:
             nursery.start_soon(_watch_client, channel)
 
             def open_one(within: GenerationRequest) -> AbstractAsyncContextManager[GenerationStream]:
-                return open_generation(self._network, self._verdicts, plan, within, proposer=proposer, limits=limits)
+                return open_generation(
+                    self._network, self._verdicts, plan, within, proposer=proposer, limits=limits,
+                    prefix_key=self._prefix_keys.of(channel.peer),
+                )  # fmt: skip
 
             async with self._line.open(request, open_one) as stream:
                 await _send_all(channel, stream)

@@ -21,7 +21,8 @@ class GenerationRequest:
 
     `budget_s` is how long it may take from now on; None: as long as something comes around the ring. `wire_scheme` says
     how hidden states go from stage to stage; where it is raw, the answer is that of the whole model. `wait_s`
-    is how long it may wait for room on the ring, where it is driven; without, it is declined at once.
+    is how long it may wait for room on the ring, where it is driven; without, it is declined at once. `shares_rows`:
+    whether the stages may keep its rows, and use those of earlier requests of the same asker that begin the same.
     """
 
     prompt_tokens: tuple[Token, ...]
@@ -32,6 +33,7 @@ class GenerationRequest:
     budget_s: float | None = None
     wire_scheme: WireScheme = "raw"
     wait_s: float = 0.0
+    shares_rows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,21 @@ class Result:
     finish: Finish | None = None
     ttft_s: float | None = None
     total_s: float = 0.0
+    shared_tokens: int = 0
+    """How much of the prompt the stages had from an earlier generation; only where it is driven here."""
     laps: list[Lap] = field(default_factory=list)
     accounts: dict[int, Closed] = field(default_factory=dict)
 
 
 def fit_limits(request: GenerationRequest, plan: Plan, limits: Limits, proposer: Proposer | None) -> Limits:
-    """The limits for this request. Raises ConfigError when the text cannot fit the model, or the chunks the ring."""
+    """The limits for this request.
+
+    Raises: ConfigError when there is no text, or nothing asked for, or more than fits the model or the ring.
+    """
+    if not request.prompt_tokens:
+        raise ConfigError("the prompt is empty; give at least one token")
+    if request.max_tokens < 1:
+        raise ConfigError(f"max_tokens is {request.max_tokens}; ask for at least 1")
     text = len(request.prompt_tokens) + request.max_tokens
     if text > plan.context_tokens:
         raise ConfigError(

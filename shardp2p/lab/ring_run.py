@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardp2p.coordinator.commands import Limits, Proposer
 from shardp2p.coordinator.request import GenerationRequest, Lap
@@ -54,8 +54,9 @@ async def run_ring(
     limits: Limits | None = None,
     on_tokens: Callable[[Sequence[Token]], None] | None = None,
 ) -> RingRun:
-    """Generate an answer over the ring of `plan`, handing on the tokens as they are committed."""
+    """Generate an answer over the ring of `plan`, all of it anew, handing on the tokens as they are committed."""
     tokens: list[Token] = []
+    request = replace(request, shares_rows=False)
     async with node.generate(plan, request, proposer=proposer, limits=limits) as stream:
         async for batch in stream:
             tokens.extend(batch)

@@ -250,7 +250,7 @@ class _Ring:
         """Asks and reads; `times` is filled as tokens come, and `has_pace` set after BEFORE_TOKENS."""
         times = [] if times is None else times
         said: list[Token] = []
-        request = GenerationRequest(prompt, tokens, wire_scheme=self.order.wire_scheme)
+        request = GenerationRequest(prompt, tokens, wire_scheme=self.order.wire_scheme, shares_rows=False)
         async with self.node.generate(self.plan, request) as stream:
             async for batch in stream:
                 said.extend(batch)

@@ -86,6 +86,16 @@ class RowCache:
         still = self.ancestry.keep(rows, first)
         self.tensors.move(rows[still - first :], still)
 
+    def copy_from(self, other: RowCache, rows: Sequence[int]) -> None:
+        """Begins, while empty, with copies of another cache's rows, which form one simple chain from here on.
+
+        Raises: LocalProtocolError: there is no room, or the other cache has no such rows or is of other layers.
+        """
+        if self.rows or len(rows) > self.capacity_rows or not all(0 <= row < other.rows for row in rows):
+            raise LocalProtocolError(f"{len(rows)} rows cannot be copied from a cache of {other.rows}")
+        self.tensors.copy_from(other.tensors, rows)
+        self.ancestry.append(RowBatch.chain(0, len(rows)))
+
     def truncate(self, rows: int) -> None:
         """Forgets the rows from `rows` on."""
         if not 0 <= rows <= self.rows:
@@ -172,8 +182,22 @@ class LayerTensors:
             return
         with torch.inference_mode():
             index = torch.tensor(rows, device=self._keys[0].device)
-            for tensor in (*self._keys, *self._values, *(other for others in self._others for other in others)):
+            for tensor in self._all():
                 tensor.narrow(-2, to, len(rows)).copy_(tensor.index_select(-2, index))
+
+    def copy_from(self, other: LayerTensors, rows: Sequence[int]) -> None:
+        """Copies another's `rows` to the rows from 0 on."""
+        if (other._shapes, other._dtype, other._first_layer) != (self._shapes, self._dtype, self._first_layer):
+            raise LocalProtocolError("rows of other layers cannot be copied")
+        with torch.inference_mode():
+            still = next((at for at, row in enumerate(rows) if row != at), len(rows))
+            index = torch.tensor(rows[still:], dtype=torch.int64, device=self._keys[0].device)
+            for tensor, source in zip(self._all(), other._all(), strict=True):
+                tensor.narrow(-2, 0, still).copy_(source.narrow(-2, 0, still))
+                tensor.narrow(-2, still, len(rows) - still).copy_(source.index_select(-2, index))
+
+    def _all(self) -> list[Tensor]:
+        return [*self._keys, *self._values, *(other for others in self._others for other in others)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows before the present forward."""

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import trio
 
 from shardp2p.errors import LocalProtocolError, OverloadedError
-from shardp2p.stage.live import Compute
-from shardp2p.vocabulary import DType, LayerRange
-from shardp2p.wire.messages import Open
+from shardp2p.stage.kept import Kept, KeptCaches, KeptPlace
+from shardp2p.stage.live import Compute, Keep
+from shardp2p.stage.session import Work
+from shardp2p.vocabulary import DType, LayerRange, PeerId, Token
+from shardp2p.wire.messages import Activations, Open, Verdict
+from shardp2p.wire.prefixes import Prefixes
+
+
+@runtime_checkable
+class SharingCompute(Protocol):
+    """A Compute that can begin with the rows of another of the same layers; packer.py has it."""
+
+    async def __call__(self, work: Work, tokens: tuple[Token, ...]) -> Activations | Verdict:
+        """As Compute says."""
+        ...
+
+    async def copy_rows(self, other: Any, rows: Sequence[int]) -> None:
+        """Take copies of `rows` of another's cache for the first rows of the text, before anything is computed."""
+        ...
+
 
 OpenCompute = Callable[[Open], Awaitable[Compute]]
 """Takes what a new session needs on the device and gives what computes there; packer.py has it."""
@@ -31,6 +49,8 @@ class CacheBudget:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.free_bytes = total_bytes
+        self.kept = KeptCaches[SharingCompute]()
+        """What ended sessions have left there; it counts as free."""
 
     def take(self, row_bytes: int, rows: int) -> int:
         """Reserve `rows` rows; gives the bytes to `give_back`. Raises: OverloadedError when too few are free."""
@@ -40,6 +60,7 @@ class CacheBudget:
             when = "try again in some seconds, or ask for fewer tokens" if rows <= total else "ask for fewer tokens"
             raise OverloadedError(f"{rows} cache rows are asked for and {free} of {total} are free; {when}")
         self.free_bytes -= wanted
+        self.kept.fit(self.free_bytes)
         return wanted
 
     def give_back(self, taken_bytes: int) -> None:
@@ -101,6 +122,37 @@ class HeldBlock:
         self.sessions -= 1
         if self.sessions == 0:
             self._idle.set()
+
+    def find_kept(self, request: Open, coordinator: PeerId) -> tuple[Kept[SharingCompute], int] | None:
+        """The ended session whose text begins as that of `request`, and for how many tokens; None where none does."""
+        needs_tokens = request.sampling is not None and request.sampling.needs_tokens
+        if request.prefixes is None or needs_tokens:
+            return None
+        place = KeptPlace(self, coordinator, request.layers)
+        found = self.budget.kept.find(place, request.prefixes, trio.current_time())
+        return None if found is None or found[1] > request.cache_rows else found
+
+    async def share(self, compute: Compute, found: tuple[Kept[SharingCompute], int] | None) -> int:
+        """Begin a session with what `find_kept` found, if that is still there; gives the number of its rows."""
+        if found is None or not isinstance(compute, SharingCompute) or not self.budget.kept.has(found[0]):
+            return 0
+        kept, rows = found
+        await compute.copy_rows(kept.cache, kept.rows[:rows])
+        return rows
+
+    def keeper(self, request: Open, coordinator: PeerId, compute: Compute, taken_bytes: int) -> Keep | None:
+        """What keeps the session's rows at its end, while no other session wants the memory; None where they cannot."""
+        if not isinstance(compute, SharingCompute):
+            return None
+
+        def keep(prefixes: Prefixes, rows: tuple[int, ...]) -> None:
+            if self.is_draining or len(rows) < prefixes.step_tokens:
+                return
+            place = KeptPlace(self, coordinator, request.layers)
+            kept = Kept(place, prefixes, rows, taken_bytes, compute)
+            self.budget.kept.add(kept, self.budget.free_bytes + taken_bytes, trio.current_time())
+
+        return keep
 
     async def wait_idle(self) -> None:
         """Wait until no session is open."""

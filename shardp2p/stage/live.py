@@ -20,6 +20,7 @@ from shardp2p.vocabulary import Slot, Token
 from shardp2p.wire.channel import MessageChannel
 from shardp2p.wire.credit import CreditReceiver, CreditSender
 from shardp2p.wire.messages import Activations, Chunk, Close, Closed, Commit, End, Open, Tokens, Verdict
+from shardp2p.wire.prefixes import Prefixes
 
 INBOX_MESSAGES = 64
 """What may wait while the device is busy; a full inbox holds up its sender's stream and nobody else's."""
@@ -33,6 +34,9 @@ JOIN_S = 60.0
 
 Compute = Callable[[Work, tuple[Token, ...]], Awaitable[Activations | Verdict]]
 """Runs a session's work on the device; with the token ids of the rows to compute, where choosing needs them."""
+
+Keep = Callable[[Prefixes, tuple[int, ...]], None]
+"""Takes over the rows of a session that ends as it should: how its text begins, and the cache rows of its tokens."""
 
 
 @dataclass
@@ -53,14 +57,28 @@ class Account:
 class LiveSession:
     """A session whose control stream and outgoing ring stream stand; the incoming one attaches when it comes."""
 
-    def __init__(self, request: Open, *, control: MessageChannel, compute: Compute) -> None:
+    def __init__(
+        self,
+        request: Open,
+        *,
+        control: MessageChannel,
+        compute: Compute,
+        shared_rows: int = 0,
+        keep: Keep | None = None,
+    ) -> None:
+        """The cache of `compute` begins with `shared_rows` rows of the text; `keep` hears what it has at the end."""
         self._id = request.session
         self._control = control
         self._compute = compute
+        self._keep = keep
+        self._prefixes: Prefixes | None = None
         sampling = request.sampling
         self._needs_tokens = sampling is not None and sampling.needs_tokens
         self._session = Session(
-            cache_rows=request.cache_rows, max_chunks=request.max_chunks, needs_tokens=self._needs_tokens
+            cache_rows=request.cache_rows,
+            max_chunks=request.max_chunks,
+            needs_tokens=self._needs_tokens,
+            shared_rows=shared_rows,
         )
         self._send, self._inbox = trio.open_memory_channel[Chunk | Activations | Commit | Tokens | Close](
             INBOX_MESSAGES
@@ -112,6 +130,8 @@ class LiveSession:
             try:
                 with self._working:
                     await self._work(computed)
+                    if self._keep is not None and self._prefixes is not None:
+                        self._keep(self._prefixes, self._session.text_rows())
                     await is_sent.wait()
                     await sender.end()
             except PeerUnavailableError:
@@ -153,6 +173,7 @@ class LiveSession:
                     raise RemoteProtocolError(f"the coordinator sent {type(message).__name__} to an open session")
                 await self._send.send(message)
         self._is_closing = True
+        self._prefixes = message.prefixes
         # What is computed or sent just now may end; a message cut in two would break the stream before its End.
         self._working.deadline = trio.current_time() + END_S
         with suppress(trio.WouldBlock):  # then the worker is awake

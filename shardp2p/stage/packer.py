@@ -57,14 +57,26 @@ def open_on_device(block: Block, device: DeviceThread, observe: Observe | None =
     packer = Packer(device, observe)
 
     async def open_compute(request: Open) -> Compute:
-        worker, seat = await device.run(SessionWorker.of, block, request), Seat()
-
-        async def compute(work: Work, tokens: Sequence[Token]) -> Activations | Verdict:
-            return await packer.run(worker, seat, work, tokens)
-
-        return compute
+        return _Opened(device, packer, await device.run(SessionWorker.of, block, request))
 
     return open_compute
+
+
+class _Opened:
+    """What computes for one session; implements `stage.live.SharingCompute`."""
+
+    def __init__(self, device: DeviceThread, packer: Packer, worker: SessionWorker) -> None:
+        self._device = device
+        self._packer = packer
+        self._worker = worker
+        self._seat = Seat()
+
+    async def __call__(self, work: Work, tokens: tuple[Token, ...]) -> Activations | Verdict:
+        return await self._packer.run(self._worker, self._seat, work, tokens)
+
+    async def copy_rows(self, other: _Opened, rows: Sequence[int]) -> None:
+        """Begin with rows of another session of the same layers."""
+        await self._device.run(self._worker.copy_rows, other._worker, rows)
 
 
 @dataclass(slots=True, eq=False)

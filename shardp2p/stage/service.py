@@ -56,6 +56,8 @@ class StageService:
         self._held: list[HeldBlock] = []
         self._sessions: dict[Place, LiveSession | None] = {}  # None while it is being opened
         self._opened = trio.Condition()
+        self.keeps_rows = True
+        """Whether rows of sessions that have ended may serve later ones."""
 
     @property
     def open_sessions(self) -> int:
@@ -83,6 +85,7 @@ class StageService:
             held.evicted.set()
             with trio.CancelScope(shield=True), trio.move_on_after(FAREWELL_S + END_S):
                 await held.wait_idle()
+            held.budget.kept.drop(held)
             self._held = [other for other in self._held if other is not held]
 
     async def serve_control(self, stream: Stream) -> None:
@@ -96,16 +99,21 @@ class StageService:
     async def _serve_session(self, control: MessageChannel, request: Open) -> None:
         place = (request.session, request.layers.start)
         held = self._choose(request)
+        found = held.find_kept(request, control.peer)  # before memory is taken, so that it is the last to be dropped
         taken_bytes = held.open_session(request.layers, request.cache_rows)
         self._sessions[place] = None
         try:
             async with AsyncExitStack() as stack:
                 compute = await held.open_compute(request)
-                live = LiveSession(request, control=control, compute=compute)
+                shared_rows = await held.share(compute, found)
+                del found  # or its memory would stay taken after it is dropped
+                keep = held.keeper(request, control.peer, compute, taken_bytes) if self.keeps_rows else None
+                live = LiveSession(request, control=control, compute=compute, shared_rows=shared_rows, keep=keep)
                 ring = await self._open_next(control, request, stack)
                 self._sessions[place] = live
                 try:
-                    await self._announce(control, request)
+                    opened = Opened(request.layers, request.cache_rows, shared_rows, keeps_rows=keep is not None)
+                    await self._announce(control, request.session, opened)
                     await _run_until_evicted(live, held, CreditSender(ring), request.next.peer_id)
                 except* ShardError as group:
                     await self._report(control, first_of(group))
@@ -128,12 +136,12 @@ class StageService:
             nursery.cancel_scope.cancel()
         return ring
 
-    async def _announce(self, control: MessageChannel, request: Open) -> None:
+    async def _announce(self, control: MessageChannel, session: SessionId, opened: Opened) -> None:
         """Let in a previous peer that waits already, and tell the coordinator that the session stands."""
         async with self._opened:
             self._opened.notify_all()
-        await control.send(Opened(request.layers, request.cache_rows))
-        log.info("session_opened", session=request.session, coordinator=control.peer)
+        await control.send(opened)
+        log.info("session_opened", session=session, coordinator=control.peer, shared_rows=opened.shared_rows)
 
     def _choose(self, request: Open) -> HeldBlock:
         """The block that is to run a new session.

@@ -56,6 +56,13 @@ class SessionWorker:
         """The layers that run; workers of the same layers may share a forward."""
         return self._block
 
+    def copy_rows(self, other: SessionWorker, rows: Sequence[int]) -> None:
+        """Begin with rows of another session of the same layers: those of the text's first tokens.
+
+        Not where penalties need the ids of all tokens.
+        """
+        self._cache.copy_from(other._cache, rows)
+
     def begin(self, work: Work) -> Tensor | None:
         """The inputs of a chunk's live rows, for which the cache is made ready; None when no row is alive.
 

@@ -16,6 +16,7 @@ from shardp2p.errors import OverloadedError
 from shardp2p.identity.keys import Identity
 from shardp2p.node import Node, open_node
 from shardp2p.runtime.block import Block
+from shardp2p.runtime.cache import RowBatch, RowCache
 from shardp2p.runtime.packing import Part
 from shardp2p.runtime.reference import Reference
 from shardp2p.scheduler.plan import Plan
@@ -150,3 +151,29 @@ async def test_sessions_at_once_share_forwards_and_are_exact(
     packed = [size for size in sizes if size > 1]
     assert len(packed) > TOKENS
     assert sum(packed) > sum(sizes) / 2
+
+
+@pytest.mark.parametrize("driver", ["local", "first"])
+async def test_a_chat_computes_what_is_new_in_each_turn_and_is_exact(
+    driver: str, tiny: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = 0
+    prepare = Block.prepare
+
+    def counting(self: Block, inputs: Tensor, cache: RowCache, rows: RowBatch) -> Part:
+        nonlocal computed
+        computed += len(rows.parents)
+        return prepare(self, inputs, cache, rows)
+
+    monkeypatch.setattr(Block, "prepare", counting)
+    with trio.fail_after(HANG_S):
+        async with live_ring(tiny, (LayerRange(0, 3), LayerRange(3, 6)), cache_rows=ROWS) as (client, plan):
+            text = asked(32).prompt_tokens[:300]
+            rows = []
+            for turn in range(3):
+                computed = 0
+                answer, _ = await run(client, plan, GenerationRequest(text, 40), driver=driver)
+                rows.append(computed // 2)
+                assert answer == reference.generate(text, 40).tokens
+                text = (*text, *answer, *asked(turn).prompt_tokens[:10]) if turn else text
+    assert rows == [300 + 39, 300 - 256 + 39, 350 - 320 + 39]

@@ -35,6 +35,11 @@ class FakeCache:
         self.capacity_rows = capacity_rows
         self.rows: list[tuple[int, int, tuple[int, ...]]] = []
 
+    def copy_from(self, other: FakeCache, rows: Sequence[int]) -> None:
+        assert not self.rows
+        assert len(rows) <= self.capacity_rows
+        self.rows = [(at - 1, at, other.rows[row][2]) for at, row in enumerate(rows)]
+
     def keep(self, rows: Sequence[int], first: int = 0) -> None:
         if list(rows) != sorted(set(rows)) or any(not first <= row < len(self.rows) for row in rows):
             raise LocalProtocolError("the rows to keep must be ascending rows of the cache")
@@ -57,6 +62,7 @@ class FakeBlock:
 
     def __init__(self, layers: LayerRange = LayerRange(0, MODEL_LAYERS)) -> None:  # noqa: B008 — a frozen value
         self.layers = layers
+        self.computed_rows = 0
         self.is_first = layers.start == 0
         self.is_last = layers.stop == MODEL_LAYERS
         self.hidden_size = 1
@@ -91,6 +97,7 @@ class FakeBlock:
 
     def forward(self, inputs: Tensor, cache: FakeCache, rows: RowBatch) -> Tensor:
         """tokens [T] or hidden [T, 1] → hidden [T, 1]."""
+        self.computed_rows += len(rows.parents)
         hidden = []
         for value, parent, position in zip(inputs.flatten().tolist(), rows.parents, rows.positions, strict=True):
             above = cache.rows[parent] if parent >= 0 else (-1, -1, (0,) * len(self.layers))

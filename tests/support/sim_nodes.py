@@ -32,6 +32,7 @@ class SimNodes:
         self.swarm = MemorySwarm(nursery, window_bytes=window_bytes)
         self.nodes: dict[str, Node] = {}
         self.devices: dict[str, InlineDevice] = {}
+        self.blocks: list[FakeBlock] = []
         self._compute_s = compute_s
 
     def network(self, name: str) -> MemoryNetwork:
@@ -50,8 +51,16 @@ class SimNodes:
         """Let a node serve `layers`."""
         node = self.node(name)
         block, device = FakeBlock(LayerRange.parse(layers)), self.devices[name]
+        self.blocks.append(block)
         holding = Holding(DIGEST, "float32", cache_rows)
         return node.hold(MODEL, cast(Block, block), cast(DeviceThread, device), holding, 0, budget=budget)
+
+    def take_computed_rows(self) -> list[int]:
+        """How many rows each block has computed since the last call, in the order of holding."""
+        rows = [block.computed_rows for block in self.blocks]
+        for block in self.blocks:
+            block.computed_rows = 0
+        return rows
 
     async def assert_settled(self, within_s: float = 30.0) -> None:
         """After a while nothing is left of any session: no row, no stream, no task, no driven generation."""

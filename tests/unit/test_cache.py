@@ -151,6 +151,33 @@ def test_compaction_moves_the_kept_rows_of_every_layer(rows: list[int], first: i
     assert others[0, :, 0].tolist() == [0, 2, 4, 9]
 
 
+def test_another_session_begins_with_copies_of_rows_as_one_chain() -> None:
+    donor, cache = make_cache(8), make_cache(4)
+    append(donor, RowBatch((-1, 0, 1, 1, 3), (0, 1, 2, 2, 3)))
+    cache.copy_from(donor, [0, 1, 3])
+    append(donor, RowBatch((4,), (4,)))
+    assert (cache.rows, cache.ancestry.chain) == (3, 3)
+    for layer in (5, 6):
+        append(cache, RowBatch((2,), (3,)), layers=(layer,), commit=False)
+        keys, values = cache.tensors.update(torch.full((1, 2, 1, 3), 9.0), torch.full((1, 1, 1, 5), 9.0), layer)
+        assert keys[0, 0, :, 0].tolist() == [0, 1, 3, 9]
+        assert values[0, 0, :, 0].tolist() == [0, 1, 3, 9]
+    others = cache.tensors.update_indexer(torch.full((1, 1, 7), 9.0), 6)
+    assert others[0, :, 0].tolist() == [0, 1, 3, 9]
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [0, 5], [-1]], ids=["too many", "beyond", "before"])
+def test_rows_that_cannot_be_copied_change_nothing(rows: list[int]) -> None:
+    donor, cache = make_cache(8), make_cache(4)
+    append(donor, RowBatch.chain(0, 5))
+    with pytest.raises(LocalProtocolError, match="cannot be copied"):
+        cache.copy_from(donor, rows)
+    assert cache.rows == 0
+    append(cache, RowBatch.chain(0, 1))
+    with pytest.raises(LocalProtocolError, match="cannot be copied"):
+        cache.copy_from(donor, [0])
+
+
 @pytest.mark.parametrize(
     ("rows", "first"),
     [([0, 3], 0), ([1, 0], 0), ([0, 0], 0), ([0, 9], 0), ([-1], 0), ([1, 2], 2), ([], 5), ([], -1), ([3], 1)],
