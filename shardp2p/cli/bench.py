@@ -137,7 +137,7 @@ def wan(
         raise ConfigError(f"--runtime is {runtime!r}; it must be real or emulated")
     if runtime == "real":
         settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
-        measured = _far(profile or "three-50ms", arm, rounds, tokens or 96, seed, settings, model, data_dir)
+        measured = _far(profile or "three-50ms", arm, rounds, tokens or 192, seed, settings, model, data_dir)
     else:
         measured = _emulated(profile or "glm52", accept, arm, rounds, tokens or 200, seed)
     if as_json:

@@ -197,6 +197,8 @@ class Generation:
         node = self._tree.advance()
         self._drafting.follow(is_correction=node is None)
         slot = None if node is None else node.slot
+        if slot is not None:
+            self._pace.note_right()
         root = self._lineage.next_slot if slot is None else slot
         self._lineage.commit(root, parent)
         return Commit(self._epoch, root, parent)

@@ -17,6 +17,12 @@ from shardp2p.wire.messages import Chunk, Verdict
 MOST_PROBABILITY: Final = 0.5
 """No ring makes a draft that is more likely right than wrong not worth sending."""
 
+CREDIT_LAPS: Final = 0.1
+"""What drafts may cost before it counts whether they were right."""
+
+FORGET: Final = 0.98
+"""What is known of earlier drafts weighs when one more verdict is here: a text changes its ways."""
+
 DRAFT_ROWS: Final = 64
 """Chunks of more rows are of a prompt, and say little about chunks of drafts."""
 
@@ -31,6 +37,8 @@ class Pace:
         self._ring = RowCost()
         self._lap_s = 0.0
         self._next_at = -inf
+        self._spent_laps = 0.0  # what the rows of drafts have cost
+        self._saved_laps = 0.0  # drafts that were right
 
     @property
     def next_at(self) -> float:
@@ -39,10 +47,16 @@ class Pace:
 
     @property
     def least_probability(self) -> float:
-        """Drafts of less are not worth a row."""
+        """Drafts of less are not worth a row. While drafts cost more than they save, fewer of them are."""
         if not self._lap_s:
             return 0.0
-        return min(MOST_PROBABILITY, self._ring.row_s / self._lap_s)
+        doubt = max(1.0, (self._spent_laps + CREDIT_LAPS) / (self._saved_laps + CREDIT_LAPS))
+        return min(MOST_PROBABILITY, doubt * self._row_laps)
+
+    @property
+    def _row_laps(self) -> float:
+        """What a row costs the ring, as a share of a lap."""
+        return self._ring.row_s / self._lap_s if self._lap_s else 0.0
 
     def note_sent(self, chunk: Chunk, now: float) -> None:
         """A chunk goes into the ring."""
@@ -62,6 +76,14 @@ class Pace:
         self._ring.note(rows, verdict.compute_us / 1e6)
         lap_s = now - sent_at
         self._lap_s += (lap_s - self._lap_s) * (0.1 if self._lap_s else 1.0)
+        after_root = max(0, chunk.root + 1 - chunk.ref.first_slot - chunk.quiet)
+        drafts = sum(choice is not None for choice in verdict.choices[after_root:])
+        self._spent_laps = self._spent_laps * FORGET + drafts * self._row_laps
+        self._saved_laps *= FORGET
+
+    def note_right(self) -> None:
+        """A draft that was sent is right: it saved up to a lap."""
+        self._saved_laps += 1.0
 
     def drop(self) -> None:
         """Nothing that was sent comes back."""

@@ -21,7 +21,7 @@ class Ring:
         self.pace = Pace(Limits(is_paced=is_paced))
         self.now, self.seq = 100.0, 0
 
-    def lap(self, rows: int, *, skipped: int = 0) -> None:
+    def lap(self, rows: int, *, skipped: int = 0, is_right: bool = True) -> None:
         chunk = Chunk(ChunkRef(SESSION, 0, self.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, Slot(0))
         self.seq += 1
         stage_us = 10_000 + 1_000 * (rows - skipped)
@@ -29,6 +29,8 @@ class Ring:
         self.now += 0.070 + 3 * stage_us / 1e6
         choices = (*(7,) * (rows - skipped), *(None,) * skipped)
         self.pace.note_verdict(Verdict(chunk.ref, 0, choices, 3 * stage_us, stage_us), chunk, self.now)
+        if is_right:
+            self.pace.note_right()
 
 
 def test_the_first_chunks_go_at_once() -> None:
@@ -74,6 +76,31 @@ def test_a_draft_must_be_worth_its_row_in_every_stage() -> None:
     tree = TokenTree((1,))
     tree.graft(tree.root, [Branch((2,), 0.5), Branch((3,), least * 1.1), Branch((4,), least * 0.9)])
     assert [node.token for node in tree.take_unsent(9, least)] == [2, 3]
+
+
+def test_while_drafts_cost_more_than_they_save_only_better_ones_go() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    usual = ring.pace.least_probability
+    for _ in range(40):
+        ring.lap(8, is_right=False)
+    doubted = ring.pace.least_probability
+    assert 2 * usual < doubted <= MOST_PROBABILITY
+    for _ in range(20):
+        ring.lap(2)
+    assert ring.pace.least_probability < doubted / 2
+
+
+def test_rows_that_are_no_drafts_make_nobody_doubt() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows)
+    usual = ring.pace.least_probability
+    for _ in range(40):
+        ring.lap(1, is_right=False)
+        ring.lap(8, skipped=7, is_right=False)
+    assert ring.pace.least_probability == pytest.approx(usual, rel=0.1)
 
 
 def test_no_ring_keeps_back_what_is_likely() -> None:

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from shardp2p.coordinator.commands import Emit, Finish, NeedDraft, SendChunk, SendCommit
+from shardp2p.coordinator.commands import Emit, Finish, NeedDraft, Proposer, SendChunk, SendCommit
 from shardp2p.coordinator.generation import Generation
 from shardp2p.errors import LocalProtocolError
 from shardp2p.lab.emulation.arms import CACHE_ROWS, Arm
@@ -53,19 +53,32 @@ class Outcome:
 
 
 def simulate(
-    profile: Profile, language: Language, arm: Arm, *, prompt_tokens: Sequence[Token], max_tokens: int
+    profile: Profile,
+    language: Language,
+    arm: Arm,
+    *,
+    prompt_tokens: Sequence[Token],
+    max_tokens: int,
+    proposer: Proposer | None = None,
 ) -> Outcome:
-    """One answer by itself."""
-    return _Simulation(profile, language, arm, prompt_tokens, max_tokens).run()
+    """One answer by itself; with an instant `proposer` in place of the language's own guesses."""
+    return _Simulation(profile, language, arm, prompt_tokens, max_tokens, proposer).run()
 
 
 class _Simulation:
     def __init__(
-        self, profile: Profile, language: Language, arm: Arm, prompt_tokens: Sequence[Token], max_tokens: int
+        self,
+        profile: Profile,
+        language: Language,
+        arm: Arm,
+        prompt_tokens: Sequence[Token],
+        max_tokens: int,
+        proposer: Proposer | None,
     ) -> None:
         self.profile = profile
         self.language = language
         self._arm = arm
+        self._proposer = proposer
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -77,7 +90,9 @@ class _Simulation:
         self._is_guessing = False
         self._finish: Finish | None = None
         self._outcome = Outcome()
-        self._generation = Generation(SESSION, prompt_tokens, max_tokens=max_tokens, limits=arm.limits, now=0.0)
+        self._generation = Generation(
+            SESSION, prompt_tokens, max_tokens=max_tokens, limits=arm.limits, waits_for_draft=proposer is not None
+        )
 
     def run(self) -> Outcome:
         self._pump()
@@ -117,6 +132,9 @@ class _Simulation:
                 case SendCommit(commit):
                     for stage, name in zip(self._stages, self.profile.stages, strict=True):
                         self.after(self.profile.one_way_s[self.profile.driver, name], partial(stage.commit, commit))
+                case NeedDraft(request, _, paths, depth) if self._proposer is not None:
+                    branches = self._proposer.propose(self._generation.text, paths, depth)
+                    self._generation.receive_draft(request, branches, self._now)
                 case NeedDraft():
                     self._asked.append(command)
                     self._guess()

@@ -1,0 +1,61 @@
+"""What SmolLM2 said, said again over a simulated ring of three stages 50 ms apart, drafted by prompt lookup alone."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from shardp2p.coordinator.commands import Limits
+from shardp2p.lab.emulation.arms import Arm
+from shardp2p.lab.emulation.profile import Profile
+from shardp2p.lab.emulation.recorded import RecordedLanguage
+from shardp2p.lab.emulation.simulation import simulate
+from shardp2p.lab.replay_drafts import Recorded
+from shardp2p.runtime.draft import PromptLookup
+
+ANSWERS = Path(__file__).parents[1] / "support" / "smollm2_answers.json"
+"""To the prompts of `lab/prompts.py`, up to 80 tokens."""
+
+PEERS = ("client", "s0", "s1", "s2")
+WAYS = {(a, b): 0.0 if a == b else 0.025 for a in PEERS for b in PEERS}
+PLAIN = Arm(Limits(max_chunks=1, draft_tokens=0))
+TREE = Arm(Limits())
+
+
+@cache
+def answers(way: str) -> tuple[Recorded, ...]:
+    said = json.loads(ANSWERS.read_text(encoding="utf-8"))[way]
+    return tuple(Recorded(one["kind"], tuple(one["prompt"]), tuple(one["answer"])) for one in said)
+
+
+def times_s(one: Recorded, row_s: float) -> tuple[float, float]:
+    """What the answer takes plainly, and with drafts."""
+    ring = Profile("three", PEERS, WAYS, 1152, 0.010, row_s, 0.0)
+    language, length = RecordedLanguage(one.prompt, one.answer), len(one.answer)
+    plain = simulate(ring, language, PLAIN, prompt_tokens=one.prompt, max_tokens=length)
+    drafted = simulate(ring, language, TREE, prompt_tokens=one.prompt, max_tokens=length, proposer=PromptLookup())
+    assert tuple(plain.tokens) == tuple(drafted.tokens) == one.answer
+    return length / plain.tok_s, length / drafted.tok_s
+
+
+@pytest.mark.parametrize(("way", "row_s"), [("greedy", 0.003), ("sampled", 0.001), ("sampled", 0.003)])
+def test_drafts_slow_no_answer_down(way: str, row_s: float) -> None:
+    for one in answers(way):
+        plain_s, drafted_s = times_s(one, row_s)
+        assert drafted_s <= plain_s / 0.97, one
+
+
+def test_drafts_gain_most_where_an_answer_repeats() -> None:
+    times: dict[str, list[tuple[float, float]]] = {}
+    for one in answers("greedy"):
+        times.setdefault(one.kind, []).append(times_s(one, 0.001))
+    gains = {
+        kind: sum(plain for plain, _ in both) / sum(drafted for _, drafted in both) for kind, both in times.items()
+    }
+    assert gains["repeat"] >= 3.3
+    assert gains["list"] >= 1.8
+    every = [both for of_kind in times.values() for both in of_kind]
+    assert sum(plain for plain, _ in every) >= 1.5 * sum(drafted for _, drafted in every)
