@@ -86,12 +86,16 @@ class RowCache:
         still = self.ancestry.keep(rows, first)
         self.tensors.move(rows[still - first :], still)
 
+    def has(self, rows: Sequence[int]) -> bool:
+        """Whether all of these are in use."""
+        return all(0 <= row < self.rows for row in rows)
+
     def copy_from(self, other: RowCache, rows: Sequence[int]) -> None:
         """Begins, while empty, with copies of another cache's rows, which form one simple chain from here on.
 
         Raises: LocalProtocolError: there is no room, or the other cache has no such rows or is of other layers.
         """
-        if self.rows or len(rows) > self.capacity_rows or not all(0 <= row < other.rows for row in rows):
+        if self.rows or len(rows) > self.capacity_rows or not other.has(rows):
             raise LocalProtocolError(f"{len(rows)} rows cannot be copied from a cache of {other.rows}")
         self.tensors.copy_from(other.tensors, rows)
         self.ancestry.append(RowBatch.chain(0, len(rows)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ import trio
 
 from shardp2p.errors import LocalProtocolError, OverloadedError
 from shardp2p.stage.kept import Kept, KeptCaches, KeptPlace
-from shardp2p.stage.live import Compute, Keep
+from shardp2p.stage.live import Compute, Keep, LiveSession
 from shardp2p.stage.session import Work
 from shardp2p.vocabulary import DType, LayerRange, PeerId, Token
 from shardp2p.wire.messages import Activations, Open, Verdict
@@ -25,8 +26,11 @@ class SharingCompute(Protocol):
         """As Compute says."""
         ...
 
-    async def copy_rows(self, other: Any, rows: Sequence[int]) -> None:
-        """Take copies of `rows` of another's cache for the first rows of the text, before anything is computed."""
+    async def copy_rows(self, other: Any, rows: Sequence[int]) -> bool:
+        """Take copies of `rows` of another's cache for the first rows of the text, before anything is computed.
+
+        False, and nothing is taken, where the other has not computed them yet.
+        """
         ...
 
 
@@ -92,6 +96,7 @@ class HeldBlock:
         """Set when the sessions that are left have to end."""
         self._row_bytes = tuple(row_bytes)
         self._idle = trio.Event()
+        self._running: list[tuple[KeptPlace, Prefixes, SharingCompute, LiveSession]] = []  # as many as sessions
 
     @property
     def cache_rows(self) -> int:
@@ -123,22 +128,40 @@ class HeldBlock:
         if self.sessions == 0:
             self._idle.set()
 
-    def find_kept(self, request: Open, coordinator: PeerId) -> tuple[Kept[SharingCompute], int] | None:
-        """The ended session whose text begins as that of `request`, and for how many tokens; None where none does."""
+    def find_rows(self, request: Open, coordinator: PeerId) -> tuple[Kept[SharingCompute], int] | None:
+        """The session whose text begins as that of `request`, and for how many tokens; None where none does."""
         needs_tokens = request.sampling is not None and request.sampling.needs_tokens
         if request.prefixes is None or needs_tokens:
             return None
         place = KeptPlace(self, coordinator, request.layers)
         found = self.budget.kept.find(place, request.prefixes, trio.current_time())
+        for other, prefixes, compute, live in self._running:
+            running = Kept(other, prefixes, tuple(range(live.leading_rows)), 0, compute)
+            shared = running.shares(request.prefixes) if other == place else 0
+            if shared > (found[1] if found else 0):
+                found = running, shared
         return None if found is None or found[1] > request.cache_rows else found
 
     async def share(self, compute: Compute, found: tuple[Kept[SharingCompute], int] | None) -> int:
-        """Begin a session with what `find_kept` found, if that is still there; gives the number of its rows."""
-        if found is None or not isinstance(compute, SharingCompute) or not self.budget.kept.has(found[0]):
+        """Begin a session with what `find_rows` found, if that is still there; gives the number of its rows."""
+        if found is None or not isinstance(compute, SharingCompute):
             return 0
         kept, rows = found
-        await compute.copy_rows(kept.cache, kept.rows[:rows])
-        return rows
+        is_there = self.budget.kept.has(kept) or any(other is kept.cache for _, _, other, _ in self._running)
+        return rows if is_there and await compute.copy_rows(kept.cache, kept.rows[:rows]) else 0
+
+    @contextmanager
+    def running(self, request: Open, coordinator: PeerId, compute: Compute, live: LiveSession) -> Iterator[None]:
+        """Within it, the rows of a session that runs serve others that begin the same."""
+        if request.prefixes is None or not isinstance(compute, SharingCompute):
+            yield
+            return
+        entry = KeptPlace(self, coordinator, request.layers), request.prefixes, compute, live
+        self._running.append(entry)
+        try:
+            yield
+        finally:
+            self._running = [other for other in self._running if other is not entry]
 
     def keeper(self, request: Open, coordinator: PeerId, compute: Compute, taken_bytes: int) -> Keep | None:
         """What keeps the session's rows at its end, while no other session wants the memory; None where they cannot."""

@@ -140,6 +140,11 @@ class LiveSession:
             nursery.cancel_scope.cancel()
         await self._control.send(self._account.closed())
 
+    @property
+    def leading_rows(self) -> int:
+        """How many of the text's first tokens have their rows, or will in a moment, where their positions say."""
+        return self._session.leading_rows()
+
     def close(self) -> None:
         """The session is over: let go (bounded) of the previous peer, whose End may still be on its way."""
         self._is_closing = True

@@ -74,9 +74,9 @@ class _Opened:
     async def __call__(self, work: Work, tokens: tuple[Token, ...]) -> Activations | Verdict:
         return await self._packer.run(self._worker, self._seat, work, tokens)
 
-    async def copy_rows(self, other: _Opened, rows: Sequence[int]) -> None:
-        """Begin with rows of another session of the same layers."""
-        await self._device.run(self._worker.copy_rows, other._worker, rows)
+    async def copy_rows(self, other: _Opened, rows: Sequence[int]) -> bool:
+        """Begin with rows of another session of the same layers, if it has computed them."""
+        return await self._device.run(self._worker.copy_rows, other._worker, rows)
 
 
 @dataclass(slots=True, eq=False)

@@ -99,7 +99,7 @@ class StageService:
     async def _serve_session(self, control: MessageChannel, request: Open) -> None:
         place = (request.session, request.layers.start)
         held = self._choose(request)
-        found = held.find_kept(request, control.peer)  # before memory is taken, so that it is the last to be dropped
+        found = held.find_rows(request, control.peer)  # before memory is taken, so that it is the last to be dropped
         taken_bytes = held.open_session(request.layers, request.cache_rows)
         self._sessions[place] = None
         try:
@@ -114,7 +114,8 @@ class StageService:
                 try:
                     opened = Opened(request.layers, request.cache_rows, shared_rows, keeps_rows=keep is not None)
                     await self._announce(control, request.session, opened)
-                    await _run_until_evicted(live, held, CreditSender(ring), request.next.peer_id)
+                    with held.running(request, control.peer, compute, live):
+                        await _run_until_evicted(live, held, CreditSender(ring), request.next.peer_id)
                 except* ShardError as group:
                     await self._report(control, first_of(group))
                 finally:

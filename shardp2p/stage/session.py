@@ -6,6 +6,7 @@ whenever the device is free. Rules and terms: docs/protocols/ring.md.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -191,6 +192,11 @@ class Session:
                 break
             rows.append(row if self._keep is None else self._keep.before(row))
         return tuple(rows)
+
+    def leading_rows(self) -> int:
+        """How many of the text's first tokens lie in the rows of their positions: these never move."""
+        trunk, row_of = self._lineage.trunk() if self._epoch == 0 else (), self._row_of
+        return bisect_left(range(len(trunk)), True, key=lambda at: trunk[at] != at or trunk[at] not in row_of)
 
     def _begin_epoch(self, ref: ChunkRef) -> None:
         kept = self._lineage.restart(ref.first_slot)

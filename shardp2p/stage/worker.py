@@ -56,12 +56,15 @@ class SessionWorker:
         """The layers that run; workers of the same layers may share a forward."""
         return self._block
 
-    def copy_rows(self, other: SessionWorker, rows: Sequence[int]) -> None:
+    def copy_rows(self, other: SessionWorker, rows: Sequence[int]) -> bool:
         """Begin with rows of another session of the same layers: those of the text's first tokens.
 
-        Not where penalties need the ids of all tokens.
+        Not where penalties need the ids of all tokens. False: the other has not computed them yet.
         """
+        if not other._cache.has(rows):
+            return False
         self._cache.copy_from(other._cache, rows)
+        return True
 
     def begin(self, work: Work) -> Tensor | None:
         """The inputs of a chunk's live rows, for which the cache is made ready; None when no row is alive.

@@ -98,6 +98,29 @@ async def test_all_stages_begin_where_the_least_of_them_can(autojump_clock: Mock
         await sim.assert_settled()
 
 
+async def test_a_session_that_runs_shares_what_it_has_computed(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        sim = ring(nursery)
+        ring_of = plan_of(*RING)
+        async with sim.node("client").generate(ring_of, request(200, LONG)) as stream:
+            first = await anext(stream)
+            sim.take_computed_rows()
+            async with sim.node("client").generate(ring_of, request(1, LONG)) as second:
+                assert await read_all(second) == fake_reference(LONG, 1)
+                assert second.result.shared_tokens == 256
+            assert (*first, *await read_all(stream)) == fake_reference(LONG, 200)
+        await sim.assert_settled()
+
+
+async def test_sessions_that_begin_at_once_compute_each_for_itself(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        sim = ring(nursery)
+        async with trio.open_nursery() as asking:
+            for _ in range(3):
+                asking.start_soon(ask, sim, LONG)
+        await sim.assert_settled()
+
+
 async def test_penalties_take_a_text_from_its_start_and_leave_it_to_others(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         sim = ring(nursery)

@@ -35,6 +35,9 @@ class FakeCache:
         self.capacity_rows = capacity_rows
         self.rows: list[tuple[int, int, tuple[int, ...]]] = []
 
+    def has(self, rows: Sequence[int]) -> bool:
+        return all(row < len(self.rows) for row in rows)
+
     def copy_from(self, other: FakeCache, rows: Sequence[int]) -> None:
         assert not self.rows
         assert len(rows) <= self.capacity_rows

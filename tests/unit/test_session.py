@@ -96,6 +96,20 @@ def test_a_session_with_shared_rows_begins_at_any_of_them(begins_at: int) -> Non
     assert made.text_rows() == tuple(range(begins_at + 4))
 
 
+def test_the_leading_rows_end_where_a_dead_one_was_and_where_none_is_computed() -> None:
+    made = session()
+    made.receive(line(0, 6, seq=0))
+    assert made.leading_rows() == 0
+    work_of(made)
+    assert made.leading_rows() == 6
+    made.receive(chunk(6, [5, 5], 7, seq=1))
+    work_of(made)
+    assert made.text_rows() == (0, 1, 2, 3, 4, 5, 6)
+    assert made.leading_rows() == 6
+    made.receive(line(4, 1, seq=2, epoch=1))
+    assert made.leading_rows() == 0
+
+
 def test_a_session_begins_at_no_row_that_it_does_not_share() -> None:
     made = Session(cache_rows=100, max_chunks=8, shared_rows=8)
     with pytest.raises(RemoteProtocolError, match="cannot begin at 9"):
