@@ -37,6 +37,7 @@ class Pace:
         self._ring = RowCost()
         self._lap_s = 0.0
         self._next_at = -inf
+        self._bare_s = 0.0  # what a row alone takes all stages: less than a line through wider chunks says
         self._spent_laps = 0.0  # what the rows of drafts have cost
         self._saved_laps = 0.0  # drafts that were right
 
@@ -78,7 +79,14 @@ class Pace:
         self._lap_s += (lap_s - self._lap_s) * (0.1 if self._lap_s else 1.0)
         after_root = max(0, chunk.root + 1 - chunk.ref.first_slot - chunk.quiet)
         drafts = sum(choice is not None for choice in verdict.choices[after_root:])
-        self._spent_laps = self._spent_laps * FORGET + drafts * self._row_laps
+        self._charge(rows, drafts, verdict.compute_us / 1e6)
+
+    def _charge(self, rows: int, drafts: int, compute_s: float) -> None:
+        """Put the cost of a chunk's drafts on the account: all that it took beyond a row alone, where that is known."""
+        if rows == 1 and not drafts:
+            self._bare_s += (compute_s - self._bare_s) * (0.1 if self._bare_s else 1.0)
+        extra_s = max(0.0, compute_s - self._bare_s) if self._bare_s else drafts * self._ring.row_s
+        self._spent_laps = self._spent_laps * FORGET + (extra_s / self._lap_s if drafts and self._lap_s else 0.0)
         self._saved_laps *= FORGET
 
     def note_right(self) -> None:

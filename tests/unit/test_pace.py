@@ -21,10 +21,10 @@ class Ring:
         self.pace = Pace(Limits(is_paced=is_paced))
         self.now, self.seq = 100.0, 0
 
-    def lap(self, rows: int, *, skipped: int = 0, is_right: bool = True) -> None:
+    def lap(self, rows: int, *, skipped: int = 0, is_right: bool = True, extra_us: int = 0) -> None:
         chunk = Chunk(ChunkRef(SESSION, 0, self.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, Slot(0))
         self.seq += 1
-        stage_us = 10_000 + 1_000 * (rows - skipped)
+        stage_us = 10_000 + 1_000 * (rows - skipped) + extra_us
         self.pace.note_sent(chunk, self.now)
         self.now += 0.070 + 3 * stage_us / 1e6
         choices = (*(7,) * (rows - skipped), *(None,) * skipped)
@@ -90,6 +90,14 @@ def test_while_drafts_cost_more_than_they_save_only_better_ones_go() -> None:
     for _ in range(20):
         ring.lap(2)
     assert ring.pace.least_probability < doubted / 2
+
+
+def test_the_first_draft_is_charged_what_it_costs() -> None:
+    kind, dear = Ring(), Ring()
+    for ring, extra_us in ((kind, 0), (dear, 20_000)):  # where a second row alone doubles the time, and others do not
+        for rows in (1, 8, 2, 1, 3) * 4:
+            ring.lap(rows, is_right=rows == 8, extra_us=extra_us if rows > 1 else 0)
+    assert dear.pace.least_probability > kind.pace.least_probability
 
 
 def test_rows_that_are_no_drafts_make_nobody_doubt() -> None:
