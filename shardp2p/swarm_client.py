@@ -169,7 +169,7 @@ class SwarmClient:
                             route.plan, request, driver=terms.driver, draft=terms.draft, limits=terms.limits
                         )
                     )
-                    first = await anext(stream, ())
+                    first = await _first_of(stream, route.driver)
                 except ShardError as error:
                     self._note(attempts.failed(route.plan, error, route.driver), error)
                 else:
@@ -306,6 +306,13 @@ class SwarmClient:
         now = trio.current_time()
         self._failed = {peer: kept for peer, kept in self._failed.items() if kept[0] > now}
         return {peer: f"failed a request a moment ago: {reason}" for peer, (_, reason) in self._failed.items()}
+
+
+async def _first_of(stream: GenerationStream, driver: PeerId) -> tuple[Token, ...]:
+    """The first batch of an answer, which has at least one token."""
+    async for batch in stream:
+        return batch
+    raise RemoteProtocolError("it ended the answer without a token", driver)
 
 
 def _cache_rows(request: GenerationRequest, terms: Terms) -> int:

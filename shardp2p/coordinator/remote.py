@@ -12,12 +12,20 @@ from typing import Final
 import structlog
 import trio
 
-from shardp2p.coordinator.commands import Finish, Limits
+from shardp2p.coordinator.commands import Limits
 from shardp2p.coordinator.driver import LAP_S, LAP_TOKEN_S, OPEN_S
+from shardp2p.coordinator.remote_answer import RemoteAnswer
 from shardp2p.coordinator.remote_request import to_message
 from shardp2p.coordinator.request import GenerationRequest, Lap, Result, fit_limits
 from shardp2p.coordinator.stream import GenerationStream, running
-from shardp2p.errors import PeerUnavailableError, RemoteProtocolError, ShardError, blaming, error_from_wire
+from shardp2p.errors import (
+    IntegrityError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    ShardError,
+    blaming,
+    error_from_wire,
+)
 from shardp2p.scheduler.plan import Plan
 from shardp2p.vocabulary import Token
 from shardp2p.wire.channel import MessageChannel, open_channel
@@ -59,8 +67,7 @@ class _RemoteDriver:
         self._plan = plan
         self._message = message
         self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](UNREAD_BATCHES)
-        self._count = 0
-        self._max_tokens = request.max_tokens
+        self._answer = RemoteAnswer(request)
         # Longer than the driver itself waits for its ring, so that it is the one that says who hangs.
         self._patience_s = request.wait_s + OPEN_S + 2 * LAP_S + LAP_TOKEN_S * len(request.prompt_tokens)
         self.result = Result()
@@ -76,10 +83,8 @@ class _RemoteDriver:
                 async with open_channel(stream, GENERATE) as channel:
                     await channel.send(self._message)
                     await self._read(channel)
-        except PeerUnavailableError as error:
-            self.failure = error if isinstance(error, _ReportedError) else self._lost(error)
         except ShardError as error:
-            self.failure = error
+            self.failure = self._named(error)
         finally:
             self._tokens_send.close()
             self.opened.set()
@@ -88,21 +93,19 @@ class _RemoteDriver:
         started = trio.current_time()
         while not isinstance(message := await self._receive(channel), Finished):
             if isinstance(message, Failure):
-                raise self._reported(message)
+                self.failure = self._reported(message)
+                return
             if not isinstance(message, Batch):
                 raise RemoteProtocolError(f"{channel.peer} sent {type(message).__name__} as the answer")
+            tokens = self._answer.take(message)
             if self.result.ttft_s is None:
                 self.result.ttft_s = trio.current_time() - started
                 self.opened.set()
-            self._count += len(message.tokens)
-            if self._count > self._max_tokens:
-                raise RemoteProtocolError(f"{channel.peer} sent more than the {self._max_tokens} tokens asked for")
-            await self._tokens_send.send(message.tokens)
-        if message.tokens != self._count:
-            raise RemoteProtocolError(f"{channel.peer} sent {self._count} tokens and says {message.tokens}")
+            await self._tokens_send.send(tokens)
+        finish = self._answer.finish(message)
         self.result.total_s = trio.current_time() - started
         self.result.laps.extend(Lap(lap.tokens, lap.lap_s, lap.compute_s) for lap in message.by_lap)
-        self.result.finish = Finish(message.reason, message.tokens, message.laps)
+        self.result.finish = finish
 
     async def _receive(self, channel: MessageChannel) -> Message:
         try:
@@ -111,24 +114,22 @@ class _RemoteDriver:
         except trio.TooSlowError:
             raise PeerUnavailableError(f"nothing came from it for {self._patience_s:.0f} s") from None
 
-    def _lost(self, error: PeerUnavailableError) -> PeerUnavailableError:
+    def _named(self, error: ShardError) -> ShardError:
+        """What we see of the driver, as its reader needs it."""
         driver = self._plan.stages[0].peer_id
-        return PeerUnavailableError(
-            f"{self._plan.describe(driver)}, which drives the request, went away: {error}; start that peer again, or "
-            "choose others, and repeat the request",
-            driver,
-        )
+        place = f"{self._plan.describe(driver)}, which drives the request"
+        if isinstance(error, PeerUnavailableError):
+            return PeerUnavailableError(
+                f"{place}, went away: {error}; start that peer again, or choose others, and repeat the request", driver
+            )
+        if isinstance(error, RemoteProtocolError | IntegrityError):
+            return type(error)(f"{place}: {error}", driver)
+        return error
 
     def _reported(self, failure: Failure) -> ShardError:
         """The error that the driver reports; it names the stage to blame itself, or else declines the request."""
         driver = self._plan.stages[0].peer_id
         if any(failure.peer_id == stage.peer_id for stage in self._plan.stages):
-            error = error_from_wire(failure.status, failure.message, failure.peer_id)
-        else:
-            text = f"{self._plan.describe(driver)}, which drives the request: {failure.message}"
-            error = error_from_wire(failure.status, text, driver)
-        return _ReportedError(str(error), error.peer) if isinstance(error, PeerUnavailableError) else error
-
-
-class _ReportedError(PeerUnavailableError):
-    """The loss of a peer that the driver tells of, in contrast to the driver's own."""
+            return error_from_wire(failure.status, failure.message, failure.peer_id)
+        text = f"{self._plan.describe(driver)}, which drives the request: {failure.message}"
+        return error_from_wire(failure.status, text, driver)

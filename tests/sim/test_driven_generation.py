@@ -285,6 +285,13 @@ async def test_a_slow_reader_gets_every_token(autojump_clock: MockClock) -> None
 LIES: dict[str, tuple[list[Message | bytes], str]] = {
     "too many tokens": ([Batch((1,) * 25)], "more than the 24 tokens"),
     "a false count": ([Batch((1, 2)), Finished("stop", 3, 1, 0.0, 0.0)], "sent 2 tokens and says 3"),
+    "no token at all": ([Finished("length", 0, 1, 0.0, 0.0)], "ended the answer without a token"),
+    "an end too early": ([Batch((1,)), Finished("length", 1, 1, 0.0, 0.0)], "by 'length' after 1 of 24 tokens"),
+    "a stop without a stop token": ([Batch((1,)), Finished("stop", 1, 1, 0.0, 0.0)], "the last of them no stop"),
+    "a length with a stop token": ([Batch((59,)), Finished("length", 1, 1, 0.0, 0.0)], "the last of them a stop"),
+    "tokens behind a stop token": ([Batch((1, 59, 2))], "went on behind a stop token"),
+    "a batch behind a stop token": ([Batch((59,)), Batch((2,))], "went on behind a stop token"),
+    "an unknown token": ([Batch((60,))], "sent token 60, and the model has 60 tokens"),
     "a request": ([Batch((1,)), message()], "sent Generate as the answer"),
     "garbage": ([b"\x63garbage"], "broke"),
 }
@@ -302,7 +309,8 @@ async def test_a_driver_that_breaks_the_protocol_is_named(what: str, autojump_cl
             await trio.sleep(5.0)
 
         sim.network("one").serve(GENERATE, lie)
-        async with sim.node("client").generate(plan_of(*RING), request(), driver="first") as stream:
+        asked = request(stop_tokens=frozenset({59}), vocab_size=60)
+        async with sim.node("client").generate(plan_of(*RING), asked, driver="first") as stream:
             with pytest.raises(RemoteProtocolError, match=text) as caught:
                 await read_all(stream)
         assert caught.value.peer == "one"

@@ -16,7 +16,11 @@ from shardp2p.swarm.strikes import Strikes
 from shardp2p.swarm_client import COMING_S, SETTLE_S, SwarmClient, Terms
 from shardp2p.vocabulary import LayerRange, PeerId, SwarmId
 from shardp2p.weights.manifest import Manifest
+from shardp2p.wire.codec import encode
+from shardp2p.wire.driving import Finished
+from shardp2p.wire.protocols import GENERATE
 from shardp2p.wire.records import CoverageRecord, HeldLayers, NodeState
+from shardp2p.wire.stream import Stream
 from tests.support.fake_block import fake_reference
 from tests.support.sim_nodes import CACHE_ROWS, DIGEST, MODEL, SimNodes, prompt, read_all, request
 
@@ -259,3 +263,18 @@ async def test_own_layers_are_of_the_type_of_most(autojump_clock: MockClock) -> 
         assert await client.find_dtype() == "float32"
         sight.show("b", "0:6", dtype="bfloat16")
         assert await client.find_dtype() == "bfloat16"
+
+
+async def test_a_driver_that_ends_the_answer_before_it_began_is_replaced(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        sim, sight = swarm_of(nursery, ("b", "0:6"))
+
+        async def say_nothing(stream: Stream) -> None:
+            await stream.send_all(encode(GENERATE, Finished("length", 0, 0, 0.0, 0.0)))
+            await trio.sleep(5.0)
+
+        sim.network("a").serve(GENERATE, say_nothing)
+        sight.show("a", "0:6")
+        client = client_of(sight)
+        assert await ask(client) == (ANSWER, ["b"])
+        assert sight.strikes.score(PeerId("a"), trio.current_time()) > 0
