@@ -37,8 +37,9 @@ Show = Callable[[str], None]
 class Wish:
     """How the user wants to be answered. `max_tokens` None: as many as is usual.
 
-    `peers`: the ring, or whom to dial first in a swarm. `is_local`: the generation is driven here, not by the peer of
-    the first layers. `local_layers`: so many of the first layers run here. `only` empty: any peer but the `blocked`.
+    `peers`: the ring, or whom to dial first in a swarm that was named. `is_local`: the generation is driven here, not
+    by the peer of the first layers. `local_layers`: so many of the first layers run here. `only` empty: any peer but
+    the `blocked`.
     """
 
     peers: tuple[str, ...]

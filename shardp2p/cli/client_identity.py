@@ -21,6 +21,7 @@ from shardp2p.identity.join import Join, OpenSwarm
 from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
 from shardp2p.identity.keys import Identity, IdentityHeldError, hold, load_or_create
 from shardp2p.identity.owned import OwnedSwarms
+from shardp2p.vocabulary import SwarmId
 
 CLIENTS: Final = 4
 """Commands of one user that ask one swarm at the same time; every member remembers each of their places."""
@@ -39,27 +40,40 @@ class ClientPlace:
 def client_place(join: str | None, paths: Paths) -> Iterator[ClientPlace | None]:
     """A place in the swarm of `join`, else in the one that clients here joined before; None without any.
 
+    `join` may be the name of a swarm that was joined before.
+
     Nobody else has the place as long as the context.
     Raises: ConfigError for a token that is no good, where several swarms were joined, and where all places are taken.
     """
     keys = [_Key(path) for path in key_files(paths)]
     kept, now_s = JoinedSwarms(paths.swarms_dir), time.time()
     with ExitStack() as stack:
-        if join is not None:
+        named = None if join is None else joined_before(join, paths)
+        if join is not None and named is None:
             hide_argument(join)
             yield _newly_joined(join, keys, paths, now_s, stack)
             return
-        places = {key: kept.remembered(key.identity.peer_id, now_s) for key in keys if key.path.exists()}
+        places = {key: _members_of(named, kept, key, now_s) for key in keys if key.path.exists()}
         swarms = {joined.swarm: joined.name for found in places.values() for joined in found}
         if not swarms:
             yield None
             return
         if len(swarms) > 1:
             names = ", ".join(sorted(swarms.values()))
-            raise ConfigError(f"clients here have joined several swarms ({names}); say which with --join TOKEN|FILE")
+            raise ConfigError(f"clients here have joined several swarms ({names}); say which with --join NAME")
         members = {key: found[0] for key, found in places.items() if found}
         key = _take(list(members), stack)
         yield _place(key, members[key], kept)
+
+
+def joined_before(given: str, paths: Paths) -> SwarmId | None:
+    """The swarm that was joined here before, where `--join` names it so; None where it stands for something else.
+
+    Raises: ConfigError when several were joined under that name.
+    """
+    if any(owned.name == given for owned in OwnedSwarms(paths.swarms_dir).list()):
+        return None
+    return JoinedSwarms(paths.swarms_dir).named(given)
 
 
 def join_clients(join: Join, given: str, paths: Paths, now_s: float) -> None:
@@ -97,6 +111,12 @@ def _newly_joined(given: str, keys: Sequence[_Key], paths: Paths, now_s: float, 
     key = _take(list(asked_by_key) or [_only(asked, keys)], stack)
     join_clients(asked, given, paths, now_s)
     return _place(key, kept.join(asked_by_key.get(key, asked), key.identity, now_s), kept)
+
+
+def _members_of(named: SwarmId | None, kept: JoinedSwarms, key: _Key, now_s: float) -> tuple[JoinedSwarm, ...]:
+    """The swarms that a client is in; where one is `named`, that one alone."""
+    remembered = kept.remembered(key.identity.peer_id, now_s)
+    return tuple(joined for joined in remembered if named in (None, joined.swarm))
 
 
 def _place(key: _Key, joined: JoinedSwarm, kept: JoinedSwarms) -> ClientPlace:

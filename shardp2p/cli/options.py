@@ -17,8 +17,8 @@ Join = Annotated[
     str | None,
     Option(
         "--join",
-        metavar="TOKEN|FILE|-",
-        help="A token, a file with one, or a swarm of yours.",
+        metavar="NAME|TOKEN|FILE|-",
+        help="A token, a file with one, or the name of a swarm of yours or one that was joined here.",
     ),
 ]
 
@@ -86,7 +86,7 @@ Peers = Annotated[
     Option(
         "--peer",
         metavar="MULTIADDR",
-        help="A peer of the swarm to dial first; outside a swarm, one of the ring: repeat for each.",
+        help="A peer of the ring to ask, whatever swarm was joined; repeat for each. With --join: one to dial first.",
     ),
 ]
 Only = Annotated[

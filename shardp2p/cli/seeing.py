@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shardp2p.cli.client_identity import ClientPlace, client_place
+from shardp2p.cli.client_identity import ClientPlace, client_place, joined_before
 from shardp2p.cli.process_title import hide_argument
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
@@ -107,6 +107,8 @@ def _named_swarm(where: Where) -> SwarmId | None:
     from shardp2p.identity.keys import Identity
     from shardp2p.identity.owned import OwnedSwarms
 
+    if (named := joined_before(where.join, where.paths)) is not None:
+        return named
     hide_argument(where.join)
     join = OwnedSwarms(where.paths.swarms_dir).read_join(where.join, Identity.generate(), time.time())
     return join.swarm if isinstance(join, OpenSwarm) else join.grant.swarm
@@ -171,7 +173,7 @@ def _place(where: Where) -> Iterator[ClientPlace]:
     key_file = where.paths.identity_file
     with hold(key_file):
         identity = load_or_create(key_file)
-        if (found := find_swarm(None, identity, where.paths, serves=False)) is None:
+        if (found := find_swarm(where.join, identity, where.paths, serves=False)) is None:
             raise ConfigError("this machine is in no swarm: name one with --join TOKEN|FILE, or start a peer of it")
         yield ClientPlace(identity, *found)
 

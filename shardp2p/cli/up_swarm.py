@@ -62,14 +62,15 @@ def find_swarm(
     Raises: ConfigError for a token that is no good, or that lets nobody serve who `serves`, and where several swarms
     were joined.
     """
-    from shardp2p.cli.client_identity import join_clients
+    from shardp2p.cli.client_identity import join_clients, joined_before
     from shardp2p.cli.process_title import hide_argument
     from shardp2p.identity.joined import JoinedSwarms
     from shardp2p.identity.owned import OwnedSwarms
     from shardp2p.identity.token import Invite
 
     kept, now_s = JoinedSwarms(paths.swarms_dir), time.time()
-    if join is not None:
+    named = None if join is None else joined_before(join, paths)
+    if join is not None and named is None:
         hide_argument(join)
         asked = OwnedSwarms(paths.swarms_dir).read_join(join, identity, now_s)
         if serves and isinstance(asked, Invite):
@@ -77,10 +78,14 @@ def find_swarm(
         joined = kept.join(asked, identity, now_s)
         join_clients(asked, join, paths, now_s)
         return joined, kept
-    remembered = kept.remembered(identity.peer_id, now_s)
+    remembered = [joined for joined in kept.remembered(identity.peer_id, now_s) if named in (None, joined.swarm)]
     if len(remembered) > 1:
         names = ", ".join(sorted(swarm.name for swarm in remembered))
-        raise ConfigError(f"this peer has joined several swarms ({names}); say which with --join TOKEN|FILE")
+        raise ConfigError(f"this peer has joined several swarms ({names}); say which with --join NAME")
+    if not remembered and named is not None:
+        raise ConfigError(
+            f"{join} was joined here by other peers, and not by this one: join it with its token, --join TOKEN|FILE"
+        )
     if not remembered:
         return None
     if serves and (membership := remembered[0].membership) is not None:

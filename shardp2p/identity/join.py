@@ -118,7 +118,8 @@ def read_join(text_or_path: str) -> Join:
         # What was given may be a token without its beginning, so it is not quoted.
         reason = error.strerror if isinstance(error, OSError) else "it is no path"
         raise ConfigError(
-            f"--join is neither a token ({PREFIX}…) nor a file that can be read ({reason}), nor a swarm of yours"
+            f"--join is neither a token ({PREFIX}…) nor a file that can be read ({reason}), nor the name of "
+            "a swarm of yours, or of one that was joined here"
         ) from error
 
 

@@ -74,6 +74,25 @@ class JoinedSwarms:
         """The swarms that `peer` has joined earlier. Raises: ConfigError when a file is damaged."""
         return tuple(self._load(path, now_s) for path in sorted(self._root.glob(f"*/{peer}.json")))
 
+    def named(self, name: str) -> SwarmId | None:
+        """The swarm that some peer here has joined under this name, or with this id; None without any.
+
+        Raises: ConfigError when several are called so, or a file is damaged.
+        """
+        found = self._names()
+        if SwarmId(name) in found:
+            return SwarmId(name)
+        swarms = [swarm for swarm, called in found.items() if called == name]
+        if len(swarms) > 1:
+            raise ConfigError(
+                f"several swarms that were joined here are called so; name one by its id: {', '.join(swarms)}"
+            )
+        return swarms[0] if swarms else None
+
+    def names(self) -> tuple[str, ...]:
+        """What the swarms are called that some peer here has joined. Raises: ConfigError when a file is damaged."""
+        return tuple(sorted(set(self._names().values())))
+
     def leave(self, swarm: SwarmId, peer: PeerId) -> None:
         """Forget that `peer` has joined."""
         (self._root / swarm / f"{peer}.json").unlink(missing_ok=True)
@@ -124,6 +143,10 @@ class JoinedSwarms:
         news = _take_up(membership, self.revocations(membership.swarm), now_s)
         self._read_bytes[membership.swarm] = size_bytes
         return news
+
+    def _names(self) -> dict[SwarmId, str]:
+        paths = (path for path in sorted(self._root.glob("*/*.json")) if path.name != "swarm.json")  # the user's own
+        return dict(_read(path)[:2] for path in paths)
 
     def _membership(self, proof: bytes, now_s: float) -> Membership:
         membership = Membership(proof)

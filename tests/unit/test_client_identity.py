@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from shardp2p.cli.asked_ring import open_ring_asker
+from shardp2p.cli.asked_swarm import open_swarm_asker
+from shardp2p.cli.askers import ready_to_ask
 from shardp2p.cli.client_identity import CLIENTS, client_place, join_clients, key_files
-from shardp2p.config import Paths, default_paths
+from shardp2p.cli.option_sets import AskOptions
+from shardp2p.cli.up_swarm import find_swarm
+from shardp2p.config import Paths, Settings, default_paths
 from shardp2p.errors import ConfigError
 from shardp2p.identity.join import Join, OpenSwarm, write_join
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.keys import hold, load_or_create
 from shardp2p.identity.owned import OwnedSwarms
 from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.weights.store import StoredModel
 from tests.support.members import OTHER_OWNER, OWNER, invite, peer
 
 ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{peer(1).peer_id}"
@@ -155,3 +163,39 @@ def test_another_trouble_than_being_taken_is_told_as_it_is(paths: Paths) -> None
     path.chmod(0o600)
     with hold(path):
         assert take(None, paths) == load_or_create(key_files(paths)[1]).peer_id
+
+
+def test_a_swarm_that_was_joined_is_named_by_its_name_or_its_id(paths: Paths) -> None:
+    lab, other = bearer(), bearer(owner=OTHER_OWNER)
+    take(lab, paths)
+    assert JoinedSwarms(paths.swarms_dir).names() == ("lab",)
+    assert take("lab", paths)
+    take(other, paths)
+    with pytest.raises(ConfigError, match=rf"several swarms.*{OTHER_OWNER.peer_id}"), client_place("lab", paths):
+        pass
+    with client_place(OTHER_OWNER.peer_id, paths) as place:
+        assert place is not None
+        assert place.joined.swarm == OTHER_OWNER.peer_id
+    assert find_swarm(OWNER.peer_id, load_or_create(key_files(paths)[0]), paths, serves=False) is not None
+    with pytest.raises(ConfigError, match="joined here by other peers, and not by this one"):
+        find_swarm(OWNER.peer_id, peer(9), paths, serves=True)
+    with pytest.raises(ConfigError, match="--join is neither a token"), client_place("elsewhere", paths):
+        pass
+
+
+def test_named_peers_are_the_ring_whatever_was_joined(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    take(bearer(), paths)
+    settings = Settings(paths)
+
+    def asked(join: str | None, *peers: str, **others: object) -> object:
+        wish = AskOptions(join=join, peer=list(peers), **others).wish()  # type: ignore[arg-type]
+        with ready_to_ask(join, wish, cast(StoredModel, None), settings) as open_asker:
+            return cast("partial[object]", open_asker).func
+
+    assert asked(None, ADDRESS) is open_ring_asker
+    assert "asking the peer that is named, and no swarm; to ask lab, add --join lab" in capsys.readouterr().err
+    assert asked(None) is open_swarm_asker
+    assert asked("lab", ADDRESS) is open_swarm_asker
+    assert "asking the swarm lab" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--only and --block choose among the peers of a swarm: say which"):
+        asked(None, ADDRESS, only=[peer(1).peer_id])
