@@ -52,7 +52,7 @@ async def _open_asker(member: Member, wish: Wish, model: StoredModel, cache_rows
 
     await add_drafts(member.node, wish.draft_model, model)
     client = SwarmClient(member, model.name, model.manifest)
-    asker = Asker(_Swarm(client, wish), wish, model)
+    asker = Asker(_Swarm(client, wish), wish, model, member.name)
     if not wish.local_layers:
         yield asker
         return

@@ -24,7 +24,7 @@ OpenAsker = Callable[[], AbstractAsyncContextManager[Asker]]
 
 @contextmanager
 def ready_to_ask(join: str | None, wish: Wish, model: StoredModel, settings: Settings) -> Iterator[OpenAsker]:
-    """What opens an asker, within the context; whom it asks is said. Raises: ConfigError when there is nobody."""
+    """What opens an asker, within the context. Raises: ConfigError when there is nobody."""
     rows = settings.up.cache_rows
     if join is None and wish.peers:
         if wish.only or wish.blocked:
@@ -42,7 +42,6 @@ def ready_to_ask(join: str | None, wish: Wish, model: StoredModel, settings: Set
                 "this machine's clients are in no swarm, and no peer is named: join a swarm with --join TOKEN|FILE, or "
                 "name each peer of a ring with --peer ADDRESS, as its `shardp2p up` prints it"
             )
-        note(f"asking the swarm {one_line(place.joined.name)}")
         yield partial(open_swarm_asker, wish, model, rows, place, settings.paths)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from shardp2p.cli.output import write
+from shardp2p.cli.output import one_line, write
 from shardp2p.cli.progress import Report
 from shardp2p.errors import ConfigError
 from shardp2p.vocabulary import WIRE_SCHEMES, PeerId, SamplingParams, Token, WireScheme
@@ -86,7 +86,10 @@ class Answering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. Speeds are 0 where there is too little to measure; laps count the prompt's own."""
+    """What came back. Speeds are 0 where there is too little to measure; laps count the prompt's own.
+
+    `swarm` is what the swarm is called that answered; empty of a ring by hand.
+    """
 
     plan: Plan
     text: str
@@ -95,6 +98,7 @@ class Answer:
     tok_s: float
     ttft_s: float
     laps: int
+    swarm: str = ""
 
     @property
     def accepted_per_lap(self) -> float:
@@ -104,9 +108,10 @@ class Answer:
     def account(self) -> str:
         """What it took, as a line to read."""
         cut = "; cut at the most tokens allowed" if self.finish_reason == "length" else ""
+        where = f" of the swarm {one_line(self.swarm)}" if self.swarm else ""
         return (
             f"{_count(len(self.tokens), 'token')} in {_count(self.laps, 'lap')} of "
-            f"{_count(len(self.plan.stages), 'stage')}, "
+            f"{_count(len(self.plan.stages), 'stage')}{where}, "
             f"{self.tok_s:.1f} tokens/s, the first after {self.ttft_s:.2f} s{cut}"
         )
 
@@ -185,7 +190,9 @@ def parse_wire(text: str) -> WireScheme:
 class Asker:
     """Has questions answered, each by the ring that is best at that moment."""
 
-    def __init__(self, answering: Answering, wish: Wish, model: StoredModel) -> None:
+    def __init__(self, answering: Answering, wish: Wish, model: StoredModel, swarm: str = "") -> None:
+        """`swarm` is what the swarm is called that answers, if one does."""
+        self.swarm = swarm
         self._answering = answering
         self._wish = wish
         self._model = model
@@ -222,6 +229,7 @@ class Asker:
             tok_s=stream.tok_s,
             ttft_s=result.ttft_s or 0.0,
             laps=result.finish.laps if result.finish else len(result.laps),
+            swarm=self.swarm,
         )
 
     def _request(

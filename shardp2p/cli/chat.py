@@ -45,6 +45,8 @@ def chat(asked: AskOptions, model: options.AskedModel) -> None:
 async def _talk(open_asker: OpenAsker, wish: Wish, tokenizer: Tokenizer) -> None:
     async with open_asker() as asker:
         plan = await asker.find_ring()
+        if asker.swarm:
+            note(f"(the swarm {one_line(asker.swarm)} answers)")
         interrupts.is_serving = True  # Ctrl-C is the normal way out
         conversation = Conversation(tokenizer, plan.context_tokens)
         while (said := await _listen()) is not None:

@@ -13,6 +13,7 @@ import pytest
 from shardp2p.cli.asked_ring import open_ring_asker
 from shardp2p.cli.asked_swarm import open_swarm_asker
 from shardp2p.cli.askers import ready_to_ask
+from shardp2p.cli.asking import Answer
 from shardp2p.cli.client_identity import CLIENTS, client_place, join_clients, key_files
 from shardp2p.cli.option_sets import AskOptions
 from shardp2p.cli.up_swarm import find_swarm
@@ -22,7 +23,8 @@ from shardp2p.identity.join import Join, OpenSwarm, write_join
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.keys import hold, load_or_create
 from shardp2p.identity.owned import OwnedSwarms
-from shardp2p.vocabulary import PeerId, SwarmId
+from shardp2p.scheduler.plan import Plan, Stage
+from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.weights.store import StoredModel
 from tests.support.members import OTHER_OWNER, OWNER, invite, peer
 
@@ -196,6 +198,11 @@ def test_named_peers_are_the_ring_whatever_was_joined(paths: Paths, capsys: pyte
     assert "asking the peer that is named, and no swarm; to ask lab, add --join lab" in capsys.readouterr().err
     assert asked(None) is open_swarm_asker
     assert asked("lab", ADDRESS) is open_swarm_asker
-    assert "asking the swarm lab" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="--only and --block choose among the peers of a swarm: say which"):
         asked(None, ADDRESS, only=[peer(1).peer_id])
+
+
+def test_the_account_says_which_swarm_answered() -> None:
+    plan = Plan(ModelId("m"), "ab" * 32, "float32", 100, (Stage(peer(1).peer_id, LayerRange(0, 2)),))
+    answer = Answer(plan, "hi", (1,), "stop", 2.0, 0.5, 1, swarm="lab")
+    assert "1 lap of 1 stage of the swarm lab, 2.0 tokens/s" in answer.account()
