@@ -29,12 +29,18 @@ from shardp2p.errors import (
 from shardp2p.scheduler.plan import Plan
 from shardp2p.vocabulary import Token
 from shardp2p.wire.channel import MessageChannel, open_channel
-from shardp2p.wire.driving import Batch, DraftKind, Finished, Generate
+from shardp2p.wire.driving import Batch, DraftKind, Finished, Generate, Working
 from shardp2p.wire.messages import Failure, Message
 from shardp2p.wire.protocols import GENERATE
 from shardp2p.wire.stream import Network
 
 log = structlog.get_logger()
+
+SILENCE_S: Final = 15.0
+"""How long a driver may give no sign of life before the first token, while another ring can still be tried."""
+
+LATER_SILENCE_S: Final = 45.0
+"""The same once tokens have come: the answer ends with the driver."""
 
 UNREAD_BATCHES: Final = 64
 """What may wait here for a slow reader; behind that, the stream's own window holds up the driver's sending."""
@@ -68,7 +74,7 @@ class _RemoteDriver:
         self._message = message
         self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](UNREAD_BATCHES)
         self._answer = RemoteAnswer(request)
-        # Longer than the driver itself waits for its ring, so that it is the one that says who hangs.
+        # For a next token; longer than the driver itself waits for its ring, so that it is the one that says who hangs.
         self._patience_s = request.wait_s + OPEN_S + 2 * LAP_S + LAP_TOKEN_S * len(request.prompt_tokens)
         self.result = Result()
         self.opened = trio.Event()
@@ -91,7 +97,10 @@ class _RemoteDriver:
 
     async def _read(self, channel: MessageChannel) -> None:
         started = trio.current_time()
-        while not isinstance(message := await self._receive(channel), Finished):
+        patience = started + self._patience_s
+        while not isinstance(message := await self._receive(channel, patience), Finished):
+            if isinstance(message, Working):
+                continue
             if isinstance(message, Failure):
                 self.failure = self._reported(message)
                 return
@@ -102,17 +111,21 @@ class _RemoteDriver:
                 self.result.ttft_s = trio.current_time() - started
                 self.opened.set()
             await self._tokens_send.send(tokens)
+            patience = trio.current_time() + self._patience_s
         finish = self._answer.finish(message)
         self.result.total_s = trio.current_time() - started
         self.result.laps.extend(Lap(lap.tokens, lap.lap_s, lap.compute_s) for lap in message.by_lap)
         self.result.finish = finish
 
-    async def _receive(self, channel: MessageChannel) -> Message:
-        try:
-            with trio.fail_after(self._patience_s):
-                return await channel.receive()
-        except trio.TooSlowError:
-            raise PeerUnavailableError(f"nothing came from it for {self._patience_s:.0f} s") from None
+    async def _receive(self, channel: MessageChannel, until: float) -> Message:
+        """The next message; `until` then there must be tokens, and a sign of life before."""
+        silence_s = SILENCE_S if self.result.ttft_s is None else LATER_SILENCE_S
+        now = trio.current_time()
+        with trio.move_on_at(min(until, now + silence_s)):
+            return await channel.receive()
+        if now + silence_s < until:
+            raise PeerUnavailableError(f"it gave no sign of life for {silence_s:.0f} s")
+        raise PeerUnavailableError(f"no token came from it for {self._patience_s:.0f} s")
 
     def _named(self, error: ShardError) -> ShardError:
         """What we see of the driver, as its reader needs it."""

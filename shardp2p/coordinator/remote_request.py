@@ -43,6 +43,7 @@ def to_message(plan: Plan, request: GenerationRequest, limits: Limits, draft: Dr
         wire_scheme=request.wire_scheme,
         wait_s=request.wait_s,
         shares_rows=request.shares_rows,
+        wants_signs=True,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
+from math import inf
 from typing import Final
 
 import structlog
@@ -28,10 +29,10 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.scheduler.plan import Plan
-from shardp2p.vocabulary import PeerId
+from shardp2p.vocabulary import PeerId, Token
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec_generate import MAX_LAPS
-from shardp2p.wire.driving import Batch, Finished, Generate, LapTime
+from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, Working
 from shardp2p.wire.messages import Failure, Message
 from shardp2p.wire.protocols import GENERATE
 from shardp2p.wire.stream import Network, Stream
@@ -52,6 +53,9 @@ REQUEST_S: Final = 10.0
 
 STALL_S: Final = 60.0
 """How long a client may take nothing while its stream's window is full, which holds thousands of tokens."""
+
+SIGN_S: Final = 4.0
+"""A client that wants signs of life hears from us as often; it bears three of them lost."""
 
 FAREWELL_S: Final = 2.0
 """How long a failed generation's stream stays up, so that the client reads the reason."""
@@ -90,7 +94,9 @@ class GenerateService:
                 self._admit(channel.peer, plan)
                 self._driven[channel.peer] += 1
                 try:
-                    await self._drive(channel, plan, request, limits, self._proposer_for(message, channel.peer))
+                    signs = _Signs(channel, is_wanted=message.wants_signs)
+                    proposer = self._proposer_for(message, channel.peer)
+                    await self._drive(channel, plan, request, limits, proposer, signs)
                 finally:
                     self._driven[channel.peer] -= 1
                     self._driven += Counter()  # forgets clients at zero
@@ -123,10 +129,12 @@ class GenerateService:
         request: GenerationRequest,
         limits: Limits,
         proposer: Proposer | None,
+        signs: _Signs,
     ) -> None:
         """Generate and hand on. The client's leaving cancels it, whatever it waits for."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_client, channel)
+            nursery.start_soon(signs.run)
 
             def open_one(within: GenerationRequest) -> AbstractAsyncContextManager[GenerationStream]:
                 return open_generation(
@@ -135,7 +143,7 @@ class GenerateService:
                 )  # fmt: skip
 
             async with self._line.open(request, open_one) as stream:
-                await _send_all(channel, stream)
+                await _send_all(channel, stream, signs)
             await _send(channel, _finished(stream.result))
             nursery.cancel_scope.cancel()
 
@@ -166,12 +174,38 @@ async def _watch_client(channel: MessageChannel) -> None:
     raise RemoteProtocolError(f"{type(message).__name__} after the request", channel.peer)
 
 
-async def _send_all(channel: MessageChannel, stream: GenerationStream) -> None:
-    async for tokens in stream:
-        await _send(channel, Batch(tokens))
+class _Signs:
+    """Tells a client that wants to know it that its request is at work here."""
+
+    def __init__(self, channel: MessageChannel, *, is_wanted: bool) -> None:
+        self._channel = channel
+        self._interval_s = SIGN_S if is_wanted else inf
+        self._has_begun = False
+
+    async def run(self) -> None:
+        """Give signs until the generation has begun, at once the first."""
+        while not self._has_begun and self._interval_s != inf:
+            # A sign that is cut short would leave no way to tell of a failure; nothing else fills the window yet.
+            with trio.move_on_after(FAREWELL_S, shield=True):
+                await _send(self._channel, Working())
+            await trio.sleep(self._interval_s)
+
+    async def next_batch(self, stream: GenerationStream) -> tuple[Token, ...]:
+        """The next tokens, with signs until they come. Raises: StopAsyncIteration, and what the generation raises."""
+        self._has_begun = True
+        while True:
+            with trio.move_on_after(self._interval_s):
+                return await anext(stream)
+            await _send(self._channel, Working())
 
 
-async def _send(channel: MessageChannel, message: Batch | Finished) -> None:
+async def _send_all(channel: MessageChannel, stream: GenerationStream, signs: _Signs) -> None:
+    with suppress(StopAsyncIteration):
+        while True:
+            await _send(channel, Batch(await signs.next_batch(stream)))
+
+
+async def _send(channel: MessageChannel, message: Batch | Finished | Working) -> None:
     """Send, and wait, but not for ever, for a client that reads slowly: only its own generation waits with it."""
     try:
         with trio.fail_after(STALL_S):

@@ -13,6 +13,7 @@ from shardp2p.wire.codec_parts import (
     AnyCodec,
     InvalidError,
     MessageCodec,
+    accept,
     check_address,
     check_count,
     check_digest,
@@ -25,7 +26,7 @@ from shardp2p.wire.codec_parts import (
     write_layers,
 )
 from shardp2p.wire.codec_tensor import read_scheme, write_scheme
-from shardp2p.wire.driving import Batch, DraftKind, EndReason, Finished, Generate, LapTime, RingStage
+from shardp2p.wire.driving import Batch, DraftKind, EndReason, Finished, Generate, LapTime, RingStage, Working
 from shardp2p.wire.messages import Failure, PeerAddress
 from shardp2p.wire.pb import generate_pb2
 from shardp2p.wire.protocols import MAX_ROWS, MAX_SLOT
@@ -75,6 +76,7 @@ def _write_generate(message: Generate) -> bytes:
         wire_scheme=None if message.wire_scheme == "raw" else write_scheme(message.wire_scheme),
         wait_s=message.wait_s,
         shares_rows=message.shares_rows,
+        wants_signs=message.wants_signs,
     ).SerializeToString()
 
 
@@ -102,6 +104,7 @@ def _read_generate(wire: generate_pb2.Generate) -> Generate:
         wire_scheme=read_scheme(wire.wire_scheme) if wire.wire_scheme else "raw",
         wait_s=wire.wait_s,
         shares_rows=wire.shares_rows,
+        wants_signs=wire.wants_signs,
     )
 
 
@@ -219,5 +222,6 @@ CODECS: Final[dict[type, AnyCodec]] = {
     Generate: MessageCodec(generate_pb2.Generate, _write_generate, _read_generate, _check_generate),
     Batch: MessageCodec(generate_pb2.Batch, _write_batch, _read_batch, _check_batch),
     Finished: MessageCodec(generate_pb2.Finished, _write_finished, _read_finished, _check_finished),
+    Working: MessageCodec(generate_pb2.Working, lambda _: b"", lambda _: Working(), accept),
     Failure: codec_control.CODECS[Failure],
 }

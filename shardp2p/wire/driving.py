@@ -47,6 +47,7 @@ class Generate:
     wire_scheme: WireScheme = "raw"
     wait_s: float = 0.0
     shares_rows: bool = False
+    wants_signs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Batch:
     """Driver to client: these tokens are committed."""
 
     tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Driver to client that wants signs: it is at work, and there are no new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +83,4 @@ class Finished:
     by_lap: tuple[LapTime, ...] = ()
 
 
-GenerateMessage = Generate | Batch | Finished
+GenerateMessage = Generate | Batch | Finished | Working

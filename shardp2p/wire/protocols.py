@@ -109,6 +109,7 @@ KINDS: Final[Mapping[str, tuple[MessageKind, ...]]] = {
         MessageKind(2, driving.Batch, TOKENS_BYTES),
         MessageKind(3, driving.Finished, FINISHED_BYTES),
         MessageKind(4, messages.Failure, TEXT_BYTES),
+        MessageKind(16, driving.Working, SMALL_BYTES),
     ),
     GOSSIP: (
         MessageKind(1, news.Greeting, SMALL_BYTES),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from shardp2p.coordinator.commands import Limits
-from shardp2p.coordinator.remote_service import FAREWELL_S, MAX_DRIVEN_PER_CLIENT, REQUEST_S, STALL_S
+from shardp2p.coordinator.driver import LAP_S, LAP_TOKEN_S, OPEN_S
+from shardp2p.coordinator.remote import LATER_SILENCE_S, SILENCE_S
+from shardp2p.coordinator.remote_service import FAREWELL_S, MAX_DRIVEN_PER_CLIENT, REQUEST_S, SIGN_S, STALL_S
 from shardp2p.errors import (
     ConfigError,
     OverloadedError,
@@ -18,7 +22,7 @@ from shardp2p.errors import (
 from shardp2p.vocabulary import LayerRange, PeerId, SamplingParams
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.codec import encode
-from shardp2p.wire.driving import Batch, Finished, Generate, RingStage
+from shardp2p.wire.driving import Batch, Finished, Generate, RingStage, Working
 from shardp2p.wire.messages import Failure, Message
 from shardp2p.wire.protocols import GENERATE
 from shardp2p.wire.stream import Stream
@@ -279,6 +283,62 @@ async def test_a_slow_reader_gets_every_token(autojump_clock: MockClock) -> None
                 tokens.extend(batch)
                 await trio.sleep(1.0)
         assert tuple(tokens) == fake_reference(prompt(), 300)
+        await sim.assert_settled()
+
+
+@pytest.mark.parametrize("waits", ["in its prompt", "for room"])
+async def test_a_driver_that_takes_long_is_waited_for(waits: str, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        sim = SimNodes(nursery, compute_s=OPEN_S - 2.0 if waits == "in its prompt" else 1.0)
+        sim.hold("one", "0:6", cache_rows=400)
+        ring = plan_of(("one", "0:6"))
+
+        async def take_the_room() -> None:
+            async with sim.node("another").generate(ring, request(5 * int(SILENCE_S)), driver="local") as stream:
+                await read_all(stream)
+
+        if waits == "for room":
+            nursery.start_soon(take_the_room)
+            await trio.sleep(1.0)
+        started = trio.current_time()
+        asked = request(3, wait_s=10 * SILENCE_S)
+        async with sim.node("client").generate(ring, asked, driver="first") as stream:
+            assert await read_all(stream) == fake_reference(prompt(), 3)
+        assert trio.current_time() - started > 4 * SILENCE_S
+        await sim.assert_settled()
+
+
+@pytest.mark.parametrize(
+    ("signs", "tokens", "after_s", "text"),
+    [
+        (0, 0, SILENCE_S, "gave no sign of life for 15 s"),
+        (0, 1, LATER_SILENCE_S, "gave no sign of life for 45 s"),
+        (1_000, 0, OPEN_S + 2 * LAP_S + len(prompt()) * LAP_TOKEN_S, "no token came from it for 282 s"),
+    ],
+)
+async def test_a_driver_that_says_nothing_is_given_up(
+    signs: int, tokens: int, after_s: float, text: str, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        sim = SimNodes(nursery)
+
+        async def say_little(stream: Stream) -> None:
+            async with open_channel(stream, GENERATE) as channel:
+                await channel.receive()
+                if tokens:
+                    await channel.send(Batch((1,) * tokens))
+                with suppress(PeerUnavailableError):
+                    for _ in range(signs):
+                        await channel.send(Working())
+                        await trio.sleep(SIGN_S)
+                    await channel.receive()
+
+        sim.network("one").serve(GENERATE, say_little)
+        async with sim.node("client").generate(plan_of(*RING), request(), driver="first") as stream:
+            with pytest.raises(PeerUnavailableError, match=text) as caught:
+                await read_all(stream)
+        assert caught.value.peer == "one"
+        assert trio.current_time() == pytest.approx(after_s, abs=0.1)
         await sim.assert_settled()
 
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from shardp2p.coordinator.remote import SILENCE_S
 from shardp2p.errors import OverloadedError, PeerUnavailableError
 from shardp2p.member import Member
 from shardp2p.scheduler.topology import Topology
@@ -265,16 +266,18 @@ async def test_own_layers_are_of_the_type_of_most(autojump_clock: MockClock) -> 
         assert await client.find_dtype() == "bfloat16"
 
 
-async def test_a_driver_that_ends_the_answer_before_it_began_is_replaced(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("answer", [encode(GENERATE, Finished("length", 0, 0, 0.0, 0.0)), b""])
+async def test_a_driver_that_does_not_answer_is_replaced(answer: bytes, autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         sim, sight = swarm_of(nursery, ("b", "0:6"))
 
         async def say_nothing(stream: Stream) -> None:
-            await stream.send_all(encode(GENERATE, Finished("length", 0, 0, 0.0, 0.0)))
-            await trio.sleep(5.0)
+            await stream.send_all(answer)
+            await trio.sleep(50.0)
 
         sim.network("a").serve(GENERATE, say_nothing)
         sight.show("a", "0:6")
         client = client_of(sight)
         assert await ask(client) == (ANSWER, ["b"])
         assert sight.strikes.score(PeerId("a"), trio.current_time()) > 0
+        assert trio.current_time() < SILENCE_S + 5.0

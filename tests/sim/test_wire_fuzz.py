@@ -14,7 +14,7 @@ from shardp2p.vocabulary import ChunkRef, LayerRange, PeerId, SamplingParams, Se
 from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
 from shardp2p.wire.codec import decode, encode
 from shardp2p.wire.dialling_back import AskDialBack, DialBackResult, DialOutcome
-from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
+from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage, Working
 from shardp2p.wire.framing import HEADER_BYTES, FrameDecoder
 from shardp2p.wire.messages import (
     Activations,
@@ -238,6 +238,7 @@ MESSAGES: dict[str, st.SearchStrategy[Message]] = {
     GENERATE: st.one_of(
         GENERATES,
         st.builds(Batch, IDS),
+        st.builds(Working),
         st.builds(
             Finished,
             st.sampled_from(["stop", "length"]),

@@ -19,7 +19,7 @@ from shardp2p.vocabulary import ChunkRef, LayerRange, ModelId, PeerId, SamplingP
 from shardp2p.wire.carrying import Name, Named, Refused, Resume, Resumed
 from shardp2p.wire.codec import encode
 from shardp2p.wire.dialling_back import AskDialBack, DialBackResult
-from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage
+from shardp2p.wire.driving import Batch, Finished, Generate, LapTime, RingStage, Working
 from shardp2p.wire.framing import encode_frame
 from shardp2p.wire.messages import (
     Activations,
@@ -210,8 +210,10 @@ VALID: Mapping[str, Mapping[str, Message]] = {
         "generate_without_options": SHORT_GENERATION,
         "generate_that_shares_rows": dataclasses.replace(SHORT_GENERATION, shares_rows=True),
         "generate_that_waits": dataclasses.replace(SHORT_GENERATION, wait_s=7.5),
+        "generate_that_wants_signs": dataclasses.replace(SHORT_GENERATION, wants_signs=True),
         "generate_int8": dataclasses.replace(SHORT_GENERATION, wire_scheme="int8"),
         "batch": Batch((5, 0, 2**31 - 1)),
+        "working": Working(),
         "finished": FINISHED,
         "finished_without_laps": Finished("length", 1, 1, 0.0, 0.0),
         "failure": Failure("unavailable", "stage 2 of 3 went away", PEER),

@@ -20,7 +20,7 @@ class RingStage(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.PeerAddress, _Mapping]] = ..., layers: _Optional[_Union[_types_pb2.LayerRange, _Mapping]] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("model", "model_digest", "dtype", "context_tokens", "stages", "prompt_tokens", "max_tokens", "stop_tokens", "vocab_size", "sampling", "budget_s", "draft", "max_chunks", "chunk_tokens", "prefill_tokens", "draft_tokens", "wire_scheme", "wait_s", "shares_rows")
+    __slots__ = ("model", "model_digest", "dtype", "context_tokens", "stages", "prompt_tokens", "max_tokens", "stop_tokens", "vocab_size", "sampling", "budget_s", "draft", "max_chunks", "chunk_tokens", "prefill_tokens", "draft_tokens", "wire_scheme", "wait_s", "shares_rows", "wants_signs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class Generate(_message.Message):
     WIRE_SCHEME_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     SHARES_ROWS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_SIGNS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     dtype: str
@@ -59,13 +60,18 @@ class Generate(_message.Message):
     wire_scheme: _types_pb2.TensorFrame.Scheme
     wait_s: float
     shares_rows: bool
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., context_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RingStage, _Mapping]]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., vocab_size: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., budget_s: _Optional[float] = ..., draft: _Optional[str] = ..., max_chunks: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., wait_s: _Optional[float] = ..., shares_rows: _Optional[bool] = ...) -> None: ...
+    wants_signs: bool
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., context_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RingStage, _Mapping]]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., vocab_size: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., budget_s: _Optional[float] = ..., draft: _Optional[str] = ..., max_chunks: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., wire_scheme: _Optional[_Union[_types_pb2.TensorFrame.Scheme, str]] = ..., wait_s: _Optional[float] = ..., shares_rows: _Optional[bool] = ..., wants_signs: _Optional[bool] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("tokens",)
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Working(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "tokens", "laps", "ttft_s", "total_s", "lap_tokens", "lap_s", "lap_compute_s")
