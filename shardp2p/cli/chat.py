@@ -13,7 +13,7 @@ from shardp2p.cli.asking import Asker, Printer, Wish
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.option_sets import AskOptions, taking
 from shardp2p.cli.output import note, one_line, write
-from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.progress import progress_bar, waiting_bar
 from shardp2p.config import load_settings
 from shardp2p.errors import ConfigError, LocalProtocolError, ShardError
 from shardp2p.vocabulary import Token
@@ -93,7 +93,7 @@ async def _answer(asker: Asker, conversation: Conversation, tokenizer: Tokenizer
 
     text = TextStream(tokenizer, wish.stop_strings)
     with ExitStack() as waiting:
-        report = waiting.enter_context(progress_bar())
+        report = waiting.enter_context(waiting_bar())
         printer = Printer(waiting.close)
         try:
             with trio.CancelScope() as answering, interrupts.first_means(answering.cancel):

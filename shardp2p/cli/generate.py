@@ -12,7 +12,7 @@ from shardp2p.cli.asking import Answer, Asker, Printer, Wish
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.option_sets import AskOptions, taking
 from shardp2p.cli.output import note, write_json
-from shardp2p.cli.progress import progress_bar
+from shardp2p.cli.progress import progress_bar, waiting_bar
 from shardp2p.cli.texts import read_prompt
 from shardp2p.config import load_settings
 from shardp2p.errors import IntegrityError, PeerUnavailableError, RemoteProtocolError
@@ -78,7 +78,7 @@ async def _ask_once(
     asker: Asker, question: tuple[int, ...], stop_tokens: frozenset[int], text: TextStream, *, is_quiet: bool
 ) -> Answer:
     with ExitStack() as waiting:
-        report = waiting.enter_context(progress_bar())
+        report = waiting.enter_context(waiting_bar())
         printer = Printer(waiting.close)
         try:
             return await asker.ask(question, stop_tokens, text, report=report, show=None if is_quiet else printer.show)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from shardp2p.cli.output import note, one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -15,6 +18,9 @@ Report = Callable[[str, int, int], None]
 """Called with what is being done, how much is done, and how much there is in all (0: not known)."""
 
 _DELAY_S = 0.5
+
+NOTE_S = 8.0
+"""After so long a reader without a progress bar hears what is waited for."""
 
 
 @contextmanager
@@ -28,6 +34,39 @@ def progress_bar() -> Iterator[Report]:
         yield bar.report
     finally:
         bar.close()
+
+
+@contextmanager
+def waiting_bar() -> Iterator[Report]:
+    """As progress_bar; where stderr is no terminal, what is waited for after NOTE_S is said there, once."""
+    if sys.stderr.isatty():
+        with progress_bar() as report:
+            yield report
+        return
+    waiting = Waiting()
+    timer = threading.Timer(NOTE_S, waiting.tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield waiting.report
+    finally:
+        timer.cancel()
+
+
+class Waiting:
+    """What is waited for, for a reader who sees no bar."""
+
+    def __init__(self) -> None:
+        self._what = ""
+
+    def report(self, what: str, done: int, total: int) -> None:
+        """Keep what was reported last."""
+        self._what = what
+
+    def tell(self) -> None:
+        """Say it on stderr, if there is anything."""
+        if self._what:
+            note(f"(after {NOTE_S:.0f} s: {one_line(self._what)})")
 
 
 class _Bar:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardp2p.cli.output import one_line, printable, report
+from shardp2p.cli.progress import Waiting
 from shardp2p.errors import ConfigError, IntegrityError, LocalProtocolError, OverloadedError, PeerUnavailableError
 
 
@@ -47,3 +48,13 @@ def test_text_keeps_its_lines_and_loses_what_a_terminal_obeys() -> None:
         == "\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}é日\N{REPLACEMENT CHARACTER}"
     )
     assert one_line(" a\tb\nc ") == "a b c"
+
+
+def test_what_is_waited_for_is_said_without_a_terminal_too(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = Waiting()
+    waiting.tell()
+    assert capsys.readouterr().err == ""
+    waiting.report("looking for peers", 0, 0)
+    waiting.report("waiting for\nthe first token", 0, 0)
+    waiting.tell()
+    assert capsys.readouterr().err == "(after 8 s: waiting for the first token)\n"
