@@ -26,6 +26,7 @@ from shardp2p.host.host import Host, open_host
 from shardp2p.identity.joined import JoinedSwarm, JoinedSwarms
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import read_statement, subject_of
+from shardp2p.identity.token import TurnedAwayError, turned_away
 from shardp2p.node import Node
 from shardp2p.scheduler.topology import Machine, Topology
 from shardp2p.swarm.admission import USES, watch_membership
@@ -38,6 +39,7 @@ from shardp2p.swarm.publisher import Coverage, essence
 from shardp2p.swarm.reachable import Reachable
 from shardp2p.swarm.sealed_records import open_record
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
+from shardp2p.swarm.silence import silence
 from shardp2p.swarm.strikes import BREACH
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.messages import PeerAddress
@@ -56,6 +58,8 @@ RECORD_S: Final = 2.0
 """How often at least we look whether the directory needs our newest record."""
 REPUT_S: Final = 300.0
 """How old a record in the directory may be that differs in mere figures. Who finds one asks its peer first."""
+REFUSAL_S: Final = 2.0
+"""How long a client waits before it asks whether the swarm admits it at all."""
 SIGHT_S: Final = 15.0
 """How long a client waits for the first neighbour to tell who is live."""
 
@@ -139,14 +143,26 @@ class Member:
     async def wait_sight(self) -> None:
         """Wait until a neighbour has told us who is live.
 
-        Raises: PeerUnavailableError, after a while, with each address of the peer list and why it failed.
+        Raises: PeerUnavailableError, after a while, with each address of the peer list and why it failed; ConfigError
+        when the swarm does not admit us.
         """
-        with trio.move_on_after(SIGHT_S):
-            seen = self.gossip.changes
-            while not any(record.peer_id != self.peer_id for record in self.live()):
-                seen = await self.gossip.wait_change(seen)
-            return
-        raise PeerUnavailableError(await self.explain_silence())
+        with single_errors(), trio.move_on_after(SIGHT_S) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_refusal)
+                seen = self.gossip.changes
+                while not self._sees_others():
+                    seen = await self.gossip.wait_change(seen)
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught and not self._sees_others():
+            raise PeerUnavailableError(await self.explain_silence())
+
+    def _sees_others(self) -> bool:
+        return any(record.peer_id != self.peer_id for record in self.live())
+
+    async def _watch_refusal(self) -> None:
+        """Raises: ConfigError once it is known that the swarm does not admit us, which waiting does not change."""
+        await trio.sleep(REFUSAL_S)
+        await self.explain_silence()
 
     async def wait_neighbour(self) -> None:
         """Wait until a gossip stream to some peer stands."""
@@ -155,27 +171,31 @@ class Member:
                 await self.gossip.wait_change(self.gossip.changes)
 
     async def explain_silence(self) -> str:
-        """Why nobody of the peer list answers, address by address."""
+        """Why nobody of the peer list answers, address by address.
+
+        Raises: ConfigError when those that do answer do not admit us.
+        """
         if not self.bootstrap:
             return "nobody to dial: the token names no peer and none was found; name one with --peer MULTIADDR"
-        reasons: list[str] = []
+        failures: list[tuple[PeerId, ShardError]] = []
 
         async def ask(peer: PeerAddress) -> None:
             try:
                 await self.ask(peer.peer_id, peer.addresses)
             except ShardError as error:
-                reasons.append(error.message)
+                failures.append((peer.peer_id, error))
 
         async with trio.open_nursery() as nursery:
             for peer in self.bootstrap:
                 nursery.start_soon(ask, peer)
-        if not reasons:
+        if failures and len(failures) < len(self.bootstrap):
+            answer = len(self.bootstrap) - len(failures)
+            return f"{answer} of the {len(self.bootstrap)} peers that were named answer, and know of nobody else yet"
+        if not failures:
             return "the peers that were named answer, and know of nobody else yet"
-        return (
-            f"no peer of the swarm can be reached: {'; '.join(sorted(reasons))}; a peer that the token names must run "
-            "and be dialable from here, which one behind a router is not: name one that is public with --peer "
-            "MULTIADDR (its `shardp2p status` shows its addresses), or get a token that names one"
-        )
+        if refusal := next((error.refusal for _, error in failures if isinstance(error, TurnedAwayError)), None):
+            raise ConfigError(turned_away(self.name, refusal))
+        return silence(self.name, failures)
 
     async def ask(self, peer: PeerId, addresses: Sequence[str] = ()) -> CoverageRecord:
         """What `peer` itself says of itself now. Raises: what dialling raises; RemoteProtocolError, IntegrityError."""
@@ -322,7 +342,7 @@ async def open_member(
     Raises: ConfigError for an address that is malformed, or a membership that has ended.
     """
     if joined.membership is not None and (refusal := joined.membership.own_refusal(time.time())):
-        raise ConfigError(f"this peer is not admitted to {joined.name} any more ({refusal}); ask for a new invite")
+        raise ConfigError(turned_away(joined.name, refusal))
     bootstrap = bootstrap_of([*peers, *joined.peers], identity.peer_id)
     async with open_host(identity, listen, membership=joined.membership) as host:
         gossip = _make_gossip(host, identity, joined, bootstrap, is_listener=is_listener)

@@ -183,7 +183,7 @@ async def _serve(
     ):
         if watch_stdin is not None:
             nursery.start_soon(watch_stdin)
-        nursery.start_soon(_watch_refusal, member)
+        nursery.start_soon(_watch_refusal, member, start.joined)
         nursery.start_soon(_watch_twin, member)
         nursery.start_soon(_watch_announced, member)
         if start.is_once and not (start.is_owner and not member.bootstrap):
@@ -243,10 +243,13 @@ async def _open_device(settings: UpSettings, nursery: Any) -> AsyncIterator[Call
             device.close()
 
 
-async def _watch_refusal(member: Member) -> None:
+async def _watch_refusal(member: Member, joined: JoinedSwarm) -> None:
     """End when the swarm does not admit us any more."""
+    from shardp2p.identity.token import turned_away
+
     await member.refused.wait()
-    raise ConfigError(f"the swarm {member.name} admits this peer no more; ask its owner for a new invite")
+    refusal = None if joined.membership is None else joined.membership.own_refusal(time.time())
+    raise ConfigError(turned_away(member.name, refusal or "revoked"))
 
 
 async def _watch_twin(member: Member) -> None:

@@ -26,8 +26,9 @@ from shardp2p.host.circuit.circuit_bytes import CircuitBytes
 from shardp2p.host.failures import HANDSHAKE_FAILURES
 from shardp2p.host.muxer import Muxer
 from shardp2p.host.path import DIRECT, Path, relayed, upgrading_path
-from shardp2p.host.security import MembershipFailure
+from shardp2p.host.security import MembershipFailure, TurnedAway
 from shardp2p.host.tcp import TAKEN, BufferedTcpStream, dial_from, source_for
+from shardp2p.identity.token import Refusal, TurnedAwayError
 from shardp2p.vocabulary import PeerId
 
 CONNECT_S: Final = 5.0
@@ -48,7 +49,9 @@ Ways = Literal["any", "straight", "relayed"]
 
 
 class AddressError(Exception):
-    """The plain reason why one address failed."""
+    """The plain reason why one address failed; `refusal` where the swarm does not admit us."""
+
+    refusal: Refusal | None = None
 
 
 class NobodyListensError(PeerUnavailableError):
@@ -85,7 +88,7 @@ async def dial(
     over_relays = [
         (at, partial(_dial_circuit, swarm, peer, at, circuits)) for at in parsed if isinstance(at, CircuitAddress)
     ]
-    reasons: dict[Address, str] = {}
+    reasons: dict[Address, AddressError] = {}
     found: list[INetConn] = []
     is_out_of_straight = trio.Event()
 
@@ -108,14 +111,17 @@ async def dial(
     if found:
         return found[0]
     tried = "; ".join(f"{address}: {reasons[address]}" for address in parsed)
-    is_refused = all(reasons[address] == REFUSED for address in parsed)
-    raise (NobodyListensError if is_refused else PeerUnavailableError)(f"cannot reach peer {peer}: {tried}")
+    message = f"cannot reach peer {peer}: {tried}"
+    if refusal := next((reason.refusal for reason in reasons.values() if reason.refusal), None):
+        raise TurnedAwayError(message, refusal)
+    is_refused = all(str(reasons[address]) == REFUSED for address in parsed)
+    raise (NobodyListensError if is_refused else PeerUnavailableError)(message)
 
 
 async def _try_each(
     ways: Sequence[tuple[Address, Callable[[], Awaitable[INetConn]]]],
     found: list[INetConn],
-    reasons: dict[Address, str],
+    reasons: dict[Address, AddressError],
 ) -> None:
     """Try one address after the other, beside those that take long, until one leads to a connection."""
 
@@ -124,7 +130,7 @@ async def _try_each(
             found.append(await try_it())
             nursery.cancel_scope.cancel()
         except AddressError as error:
-            reasons[address] = str(error)
+            reasons[address] = error
         is_done.set()
 
     async with trio.open_nursery() as nursery:
@@ -192,7 +198,9 @@ async def upgrade(swarm: Swarm, raw: RawConnection, peer: PeerId, path: Path) ->
             return await swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer))
     except HANDSHAKE_FAILURES as error:
         await _close_at_once(raw)
-        raise AddressError(_handshake_reason(error)) from error
+        failed = AddressError(_handshake_reason(error))
+        failed.refusal = next((cause.refusal for cause in _causes(error) if isinstance(cause, TurnedAway)), None)
+        raise failed from error
     except BaseException:
         await _close_at_once(raw)
         raise

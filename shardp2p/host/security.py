@@ -52,6 +52,14 @@ def security_transports(key_pair: KeyPair, membership: Membership | None) -> Map
     return {TProtocol(MEMBER_NOISE): MemberNoise(key_pair, membership)}
 
 
+class TurnedAway(MembershipFailure):
+    """The other side does not admit us."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"it does not admit us: {NEXT_STEP[refusal]}")
+        self.refusal: Refusal = refusal
+
+
 class MemberNoise(NoiseTransport):
     """Noise in which each side shows its proof of membership, bound to the peer id that Noise has authenticated.
 
@@ -120,7 +128,7 @@ async def _receive(secured: ISecureConn, wanted: int) -> bytes:
     if frame.kind == _REFUSED:
         number = frame.payload[0] if frame.payload else len(_REFUSALS)
         refusal = _REFUSALS[number] if number < len(_REFUSALS) else "invalid"
-        raise MembershipFailure(f"it does not admit us: {NEXT_STEP[refusal]}")
+        raise TurnedAway(refusal)
     if frame.kind != wanted:
         raise RemoteProtocolError(f"a frame of kind {frame.kind} came instead of one of kind {wanted}")
     return bytes(frame.payload)

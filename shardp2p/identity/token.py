@@ -56,6 +56,21 @@ class RefusedError(PeerUnavailableError):
         self.refusal: Refusal = refusal
 
 
+class TurnedAwayError(PeerUnavailableError):
+    """A peer of the swarm does not admit us, and says why."""
+
+    def __init__(self, message: str, refusal: Refusal) -> None:
+        super().__init__(message)
+        self.refusal: Refusal = refusal
+
+
+def turned_away(swarm_name: str, refusal: Refusal) -> str:
+    """What the user is told whose own peer a swarm does not admit."""
+    if refusal in ("revoked", "expired"):
+        return f"the swarm {swarm_name} admits this peer no more ({refusal}); ask its owner for a new invite"
+    return f"the swarm {swarm_name} does not admit this peer: {NEXT_STEP[refusal]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What the owner of a swarm signs. `invite` is a public key; `uses` 0 means: by any number of peers.

@@ -130,7 +130,11 @@ class Keeper:
             with trio.move_on_after(EXPLAIN_S) as waited:
                 await self._member.wait_neighbour()
             if waited.cancelled_caught:
-                self._life.not_joined(await self._member.explain_silence())
+                try:
+                    reason = await self._member.explain_silence()
+                except ConfigError as error:
+                    reason = error.message
+                self._life.not_joined(reason)
                 self._wake.set()
 
     async def _choose(self, question: Choose) -> None:

@@ -15,7 +15,7 @@ from shardp2p.host.host import MAX_HANDSHAKES, Host, open_host
 from shardp2p.identity.keys import Identity
 from shardp2p.identity.membership import Membership, revocation_statement
 from shardp2p.identity.revocation import sign_revocation
-from shardp2p.identity.token import CLOCK_GRACE_S, Invite
+from shardp2p.identity.token import CLOCK_GRACE_S, Invite, TurnedAwayError
 from shardp2p.wire.stream import Stream
 from tests.support.members import DAY_S, OTHER_OWNER, OWNER, invite, membership, peer
 
@@ -134,6 +134,9 @@ async def test_revoked_while_connected_is_disconnected_and_stays_out(kind: str) 
         await wait_apart(two, one)
         await assert_refused(two, one, "does not admit us: the swarm's owner revoked it; ask the owner")
         await assert_refused(one, two, "we do not admit it: the swarm's owner revoked it")
+        with pytest.raises(TurnedAwayError) as turned:
+            await two.open_stream(one.peer_id, ECHO, one.addresses())
+        assert turned.value.refusal == "revoked"
 
 
 async def test_invite_that_expires_while_connected_ends_the_connection() -> None:
