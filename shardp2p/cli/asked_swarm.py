@@ -13,7 +13,6 @@ from shardp2p.cli.local_layers import hold_first, open_device
 from shardp2p.cli.progress import Report, progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.config import Paths
-from shardp2p.errors import ShardError
 from shardp2p.vocabulary import SwarmId
 from shardp2p.weights.store import StoredModel
 
@@ -110,14 +109,7 @@ def _sayer(report: Report) -> Any:
 
 def _peers_of_this_machine(paths: Paths, swarm: SwarmId) -> tuple[str, ...]:
     """The addresses of this user's peers of the swarm that run here: nobody is nearer."""
-    from shardp2p.gateway.local import ask_local, running_peers
+    from shardp2p.gateway.local import ask_running
 
-    found: list[str] = []
-    for peer in running_peers(paths.run_dir):
-        try:
-            status = ask_local(paths.run_dir, peer, "status")
-        except ShardError:
-            continue  # it is about to start or to end; the others are asked
-        if status.get("swarm") == swarm:
-            found += status["addresses"]
-    return tuple(found)
+    told = ask_running(paths.run_dir).answers.values()
+    return tuple(address for status in told if status.get("swarm") == swarm for address in status["addresses"])

@@ -156,21 +156,23 @@ async def _network(asked: Asked) -> tuple[Finding, ...]:
 def _ask_running(run_dir: Path) -> tuple[Finding, ...] | None:
     """What the peer that runs here knows; None where none runs."""
     from shardp2p.cli.swarm_views import sight_of
-    from shardp2p.gateway.local import ask_local, running_peers
+    from shardp2p.gateway.local import ask_local, ask_running
 
-    for peer in running_peers(run_dir)[:1]:
-        status = ask_local(run_dir, peer, "status")
+    told = ask_running(run_dir)
+    hanging = tuple(Finding("peers", "problem", reason) for reason in told.silent.values())
+    for peer, status in told.answers.items():
         seen = sight_of(ask_local(run_dir, peer, "records")).seen
         issued_s = [one.record.issued_at_s for one in seen if one.record.peer_id != peer]
         reach = status["reach"]
         return (
+            *hanging,
             Finding("port", "ok", f"the peer that runs here listens: {', '.join(status['addresses'])}"),
             Finding("peers", "ok", f"{len(status['neighbours'])} neighbours, {status['live_peers']} peers live"),
             judge_clock(time.time(), issued_s),
             judge_reach(reach),
             judge_upnp(reach, is_public=reach["verdict"] == "public"),
         )
-    return None
+    return hanging or None
 
 
 def _who_asks(asked: Asked, stack: ExitStack) -> tuple[Any, JoinedSwarm | None, tuple[str, ...]]:

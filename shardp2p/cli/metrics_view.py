@@ -51,9 +51,19 @@ class _Summed:
 _EDGE_SUMS: Final = ("sent_bytes", "received_bytes", "queued_bytes", "missed_pings", "streams", "is_suspect")
 
 
-def metrics_text(told: Sequence[Status]) -> str:
-    """The figures of these peers, each family once with all its samples; what is not known yet has none."""
-    lines: list[str] = []
+def metrics_text(told: Sequence[Status], silent: Sequence[str] = ()) -> str:
+    """The figures of these peers, each family once with all its samples; what is not known yet has none.
+
+    Of those that are `silent`, by id, it says that they are not up.
+    """
+    up = [(status["peer_id"], 1) for status in told] + [(peer, 0) for peer in silent]
+    if not up:
+        return ""
+    lines = [
+        "# HELP shardp2p_up Whether the peer, which runs, answers.",
+        "# TYPE shardp2p_up gauge",
+        *(f"shardp2p_up{_labels({'node': _short(peer)})} {value}" for peer, value in up),
+    ]
     for family in _FAMILIES:
         samples = [
             f"{family.name}{_labels({'node': _short(status['peer_id']), **labels})} {_number(value)}"
@@ -62,7 +72,7 @@ def metrics_text(told: Sequence[Status]) -> str:
         ]
         if samples:
             lines += [f"# HELP {family.name} {_help(family.help)}", f"# TYPE {family.name} {family.kind}", *samples]
-    return "\n".join([*lines, ""]) if lines else ""
+    return "\n".join([*lines, ""])
 
 
 def _labels(labels: Labels) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shardp2p.cli.client_identity import ClientPlace, client_place, joined_before
+from shardp2p.cli.output import note
 from shardp2p.cli.process_title import hide_argument
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
@@ -119,12 +120,14 @@ def _running_peer(where: Where) -> PeerId | None:
 
     Raises: ConfigError when peers run in several swarms and none was named.
     """
-    from shardp2p.gateway.local import ask_local, running_peers
+    from shardp2p.gateway.local import ask_running
 
     wanted, run_dir = _named_swarm(where), where.paths.run_dir
     found: dict[str, tuple[str, PeerId]] = {}
-    for peer in running_peers(run_dir):
-        status = ask_local(run_dir, peer, "status")
+    told = ask_running(run_dir)
+    for reason in told.silent.values():
+        note(reason)
+    for peer, status in told.answers.items():
         found.setdefault(status["swarm"], (status["swarm_name"], peer))
     if wanted is not None:
         return found[wanted][1] if wanted in found else None

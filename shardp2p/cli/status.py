@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shardp2p.cli import options
 from shardp2p.cli.columns import clipped, gibibytes
-from shardp2p.cli.output import write, write_json
+from shardp2p.cli.output import note, write, write_json
 from shardp2p.config import load_settings
 from shardp2p.errors import PeerUnavailableError
 from shardp2p.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from shardp2p.gateway.local import Told
 
 MAX_LINKS: Final = 8
 """Links that are shown; --json has all."""
@@ -24,23 +27,32 @@ def status(
 ) -> None:
     """Show what this machine's running peer does; --json prints one object for each that runs."""
     configure_logging(log_level or "error")
-    for number, told in enumerate(running_statuses(data_dir)):
+    told_by = running_statuses(data_dir)
+    if not told_by.answers:
+        raise PeerUnavailableError("; ".join(told_by.silent.values()))
+    note_silent(told_by)
+    for number, told in enumerate(told_by.answers.values()):
         if as_json:
             write_json(told)
         else:
             write(("\n" if number else "") + "\n".join(status_lines(told)) + "\n")
 
 
-def running_statuses(data_dir: Path | None) -> Iterator[dict[str, Any]]:
+def running_statuses(data_dir: Path | None) -> Told:
     """What each peer of this data directory that runs says of itself. Raises: PeerUnavailableError when none runs."""
     run_dir = load_settings(data_dir=data_dir).paths.run_dir
-    from shardp2p.gateway.local import ask_local, running_peers
+    from shardp2p.gateway.local import ask_running
 
-    running = running_peers(run_dir)
-    if not running:
+    told = ask_running(run_dir)
+    if not (told.answers or told.silent):
         raise PeerUnavailableError("no peer of a swarm runs here; start one with `shardp2p up --join TOKEN|FILE`")
-    for peer in running:
-        yield ask_local(run_dir, peer, "status")
+    return told
+
+
+def note_silent(told: Told) -> None:
+    """Say on stderr which peers run here and do not answer."""
+    for reason in told.silent.values():
+        note(reason)
 
 
 def status_lines(told: dict[str, Any]) -> Iterator[str]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +28,24 @@ MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """A view of ten thousand peers fits."""
 REQUEST_S: Final = 10.0
 ANSWER_S: Final = 30.0
+STATUS_S: Final = 3.0
+"""A peer has at hand what it says of itself: one that takes longer hangs."""
+MAX_ASKED: Final = 64
+"""Peers that are asked at once: a thread waits for each."""
 BACKLOG: Final = 16
 _SHORT_BYTES: Final = 100
 """The kernel takes a little over a hundred bytes as a socket's path."""
 
 Answer = Callable[[Mapping[str, Any]], Awaitable[Any]]
 """Answers a request with something that JSON has. Raises: ShardError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the running peers of this user answer, and what is wrong with those that do not."""
+
+    answers: Mapping[PeerId, Any]
+    silent: Mapping[PeerId, str]
 
 
 @asynccontextmanager
@@ -56,18 +71,44 @@ def running_peers(directory: Path) -> tuple[PeerId, ...]:
     )
 
 
+def ask_running(directory: Path) -> Told:
+    """The status of every peer of this user that runs. All are asked at once, so that none holds up the others."""
+    running = running_peers(directory)
+
+    def ask_one(peer: PeerId) -> Any | ShardError:
+        try:
+            return _ask(directory, peer, {"ask": "status"}, STATUS_S)
+        except ShardError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=max(1, min(MAX_ASKED, len(running)))) as threads:
+        told = dict(zip(running, threads.map(ask_one, running), strict=True))
+    return Told(
+        {peer: answer for peer, answer in told.items() if not isinstance(answer, ShardError)},
+        {peer: answer.message for peer, answer in told.items() if isinstance(answer, ShardError)},
+    )
+
+
 def ask_local(directory: Path, peer: PeerId, ask: str, **arguments: Any) -> Any:
     """What a running peer answers.
 
     Raises: PeerUnavailableError when it does not run or answer; ConfigError with what it says is wrong.
     """
+    return _ask(directory, peer, {"ask": ask, **arguments}, ANSWER_S)
+
+
+def _ask(directory: Path, peer: PeerId, request: Mapping[str, Any], within_s: float) -> Any:
     try:
-        with _connected(directory / f"{peer}{SUFFIX}") as connection:
-            connection.settimeout(ANSWER_S)
-            connection.sendall(json.dumps({"ask": ask, **arguments}).encode() + b"\n")
+        with _connected(directory / f"{peer}{SUFFIX}", within_s) as connection:
+            connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as file:
                 line = file.readline(MAX_ANSWER_BYTES)
         reply = json.loads(line)
+    except TimeoutError as error:
+        raise PeerUnavailableError(
+            f"the peer {peer} of this machine runs, and does not answer within {within_s:.0f} s: it hangs or is "
+            "stopped; end it and start it again"
+        ) from error
     except (OSError, ValueError) as error:
         raise PeerUnavailableError(f"the peer {peer} of this machine does not answer; start it again") from error
     if "error" in reply:
@@ -124,16 +165,27 @@ def _listen(path: Path) -> socket.socket:
 
 
 @contextmanager
-def _connected(path: Path) -> Iterator[socket.socket]:
+def _connected(path: Path, within_s: float) -> Iterator[socket.socket]:
+    """A connection; connecting, and each sending and receiving, may take so long."""
     with _reachable(path) as short, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(short)
+        # With a timeout of Python's own, connecting fails at once where as many wait already as the kernel lets.
+        seconds, rest = divmod(within_s, 1.0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), int(1e6 * rest)))
+        connection.setblocking(within_s > 0.0)
+        try:
+            connection.connect(short)
+        except BlockingIOError:
+            raise TimeoutError(f"{path.name} takes no more connections") from None
+        connection.settimeout(within_s)
         yield connection
 
 
 def _is_answered(path: Path) -> bool:
     try:
-        with _connected(path):
+        with _connected(path, 0.0):
             return True
+    except TimeoutError:  # it runs, and others wait
+        return True
     except OSError:
         return False
 

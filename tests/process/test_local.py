@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError
-from shardp2p.gateway.local import MAX_REQUEST_BYTES, SUFFIX, ask_local, open_local, running_peers
+from shardp2p.gateway import local
+from shardp2p.gateway.local import MAX_REQUEST_BYTES, SUFFIX, ask_local, ask_running, open_local, running_peers
 from shardp2p.vocabulary import PeerId
 
 PEER = PeerId("12D3KooWFtqdxpkN5ijFFQxXAE8NG2gkDfT3k14rHYYjUMEkdBEb")
@@ -71,6 +72,24 @@ async def test_a_socket_that_a_killed_peer_left_is_no_running_peer_and_is_replac
         await ask(directory, "echo")
     async with open_local(directory, PEER, ANSWERS):
         assert await ask(directory, "echo", word="again") == {"said": "again"}
+
+
+async def test_peers_that_hang_do_not_hide_the_others(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def status(_: Mapping[str, Any]) -> Any:
+        return {"peer_id": PEER}
+
+    monkeypatch.setattr(local, "STATUS_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as hangs, socket.socket(socket.AF_UNIX) as is_full:
+        for listener, name in ((hangs, "hangs"), (is_full, "is full")):
+            listener.bind(str(directory / f"{name}{SUFFIX}"))
+            listener.listen(16 if listener is hangs else 0)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(str(directory / f"is full{SUFFIX}"))
+            async with open_local(directory, PEER, {"status": status}):
+                told = await trio.to_thread.run_sync(ask_running, directory)
+    assert told.answers == {PEER: {"peer_id": PEER}}
+    assert sorted(told.silent) == ["hangs", "is full"]
+    assert all("does not answer within 0 s: it hangs" in reason for reason in told.silent.values())
 
 
 @pytest.mark.parametrize("garbage", [b"\n", b"\xff\xfe\n", b"[]\n", b'{"ask": []}\n', b"x" * MAX_REQUEST_BYTES])

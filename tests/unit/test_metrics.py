@@ -64,6 +64,13 @@ def test_what_a_peer_knows_of_itself_has_a_name_and_a_unit() -> None:
     assert "shardp2p_relaying_circuits" not in found  # it relays for nobody
 
 
+def test_a_peer_that_does_not_answer_is_not_up() -> None:
+    found = read(metrics_text([status()], ["12D3KooWstuvwxyz"]))
+    assert found["shardp2p_up"] == [(NODE, 1), ({"node": "stuvwxyz"}, 0)]
+    assert found["shardp2p_sessions"] == [(NODE, 1)]
+    assert list(read(metrics_text([], ["12D3KooWstuvwxyz"]))) == ["shardp2p_up"]
+
+
 def test_labels_are_escaped() -> None:
     ((labels, value),) = read(metrics_text([status()]))["shardp2p_node_info"]
     assert (labels["swarm_name"], value) == ('a "home"\n\\x', 1)
