@@ -5,7 +5,6 @@ A listener hears gossip and asks the directory, says nothing of itself, and goes
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,7 +18,7 @@ from shardp2p.cli.process_title import hide_argument
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.cli.sight import Sight
-from shardp2p.cli.swarm_views import directory_view_of, sight_of, view_of
+from shardp2p.cli.swarm_views import DIGEST, directory_view_of, sight_of, view_of
 from shardp2p.config import Paths
 from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
 from shardp2p.vocabulary import PeerId, SwarmId
@@ -45,8 +44,6 @@ MEASURED_PEERS: Final = 16
 """As many as are probed at once."""
 POLL_S: Final = 0.1
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -66,7 +63,7 @@ class Where:
 
 def digest_in(asked: str) -> str | None:
     """`asked` if it is a whole digest."""
-    return asked if _DIGEST.fullmatch(asked) else None
+    return asked if DIGEST.fullmatch(asked) else None
 
 
 @asynccontextmanager

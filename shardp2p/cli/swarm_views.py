@@ -6,9 +6,12 @@ Records travel sealed, as their peers made them; hints of the directory travel w
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from shardp2p.cli.sight import Sight
+from shardp2p.errors import ConfigError
 from shardp2p.scheduler.coverage import Seen
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.records import CoverageRecord, Link, decode_record, encode_record
@@ -17,12 +20,24 @@ if TYPE_CHECKING:
     from shardp2p.member import Member
 
 
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+"""A model's, whole."""
+
+
 def view_of(member: Member) -> dict[str, Any]:
     """The live records and the peer's own links, as JSON has them."""
     return {
         **_head_of(member),
         "records": [_text(sealed) for sealed in member.gossip.live_sealed()],
     }
+
+
+def digest_of(asked: Mapping[str, Any]) -> str | None:
+    """The model that another command asks the directory for, if for one. Raises: ConfigError for what is no digest."""
+    digest = asked.get("digest")
+    if digest is None or (isinstance(digest, str) and DIGEST.fullmatch(digest)):
+        return digest
+    raise ConfigError("a model's digest is 64 hexadecimal digits; name the model as `shardp2p model list` does")
 
 
 async def directory_view_of(member: Member, digest: str | None = None) -> dict[str, Any]:

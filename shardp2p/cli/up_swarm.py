@@ -205,7 +205,7 @@ def local_answers(member: Member, keeper: Keeper | None) -> Mapping[str, Any]:
         return swarm_views.view_of(member)
 
     async def directory(asked: Mapping[str, Any]) -> Any:
-        return await swarm_views.directory_view_of(member, asked.get("digest"))
+        return await swarm_views.directory_view_of(member, swarm_views.digest_of(asked))
 
     return {"status": status, "records": records, "directory": directory}
 

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 import trio
 
-from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
+from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError, first_of
 from shardp2p.vocabulary import PeerId
+
+log = structlog.get_logger()
 
 SUFFIX: Final = ".sock"
 MAX_REQUEST_BYTES: Final = 64 * 1024
@@ -135,16 +138,30 @@ async def _answer(stream: trio.SocketStream, answers: Mapping[str, Answer]) -> N
     with trio.fail_after(REQUEST_S):
         while not line.endswith(b"\n") and len(line) < MAX_REQUEST_BYTES and (data := await stream.receive_some()):
             line += data
-    reply: dict[str, Any]
+    try:
+        reply = json.dumps({"answer": await _answer_to(line, answers)})
+    except ShardError as error:
+        reply = json.dumps({"error": error.message})
+    except Exception as error:  # a bug: its asker hears of it, and all others are served on
+        log.exception("local_request_failed")
+        reply = json.dumps({"error": f"this peer failed at what was asked, which is a bug: {type(error).__name__}"})
+    with trio.fail_after(ANSWER_S):
+        await stream.send_all(reply.encode() + b"\n")
+
+
+async def _answer_to(line: bytes, answers: Mapping[str, Answer]) -> Any:
+    """Raises: ShardError, also for what is no request."""
     try:
         request = json.loads(line)
-        reply = {"answer": await answers[request["ask"]](request)}
-    except (ValueError, KeyError, TypeError):
-        reply = {"error": "this peer does not know what was asked; it may be of another version"}
-    except ShardError as error:
-        reply = {"error": error.message}
-    with trio.fail_after(ANSWER_S):
-        await stream.send_all(json.dumps(reply).encode() + b"\n")
+        answer = answers[request["ask"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError("this peer does not know what was asked; it may be of another version") from None
+    failure: ShardError | None = None
+    try:
+        return await answer(request)
+    except* ShardError as group:
+        failure = first_of(group)
+    raise failure
 
 
 def _listen(path: Path) -> socket.socket:

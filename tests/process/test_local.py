@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from shardp2p.cli.swarm_views import digest_of
 from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError
 from shardp2p.gateway import local
 from shardp2p.gateway.local import MAX_REQUEST_BYTES, SUFFIX, ask_local, ask_running, open_local, running_peers
@@ -63,6 +64,40 @@ async def test_an_error_comes_back_as_its_line(directory: Path) -> None:
             await ask(directory, "something new")
 
 
+@pytest.mark.parametrize("how", ["alone", "in a group"])
+async def test_a_bug_is_told_and_harms_nobody(directory: Path, how: str) -> None:
+    async def fail(_: Mapping[str, Any]) -> Any:
+        error = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates")
+        raise ExceptionGroup("both", [error, OverloadedError("no room")]) if how == "in a group" else error
+
+    async def cannot_be_said(_: Mapping[str, Any]) -> Any:
+        return {1, 2}
+
+    async with open_local(directory, PEER, ANSWERS | {"fail": fail, "set": cannot_be_said}):
+        for what in ("fail", "set"):
+            with pytest.raises(ConfigError, match="which is a bug"):
+                await ask(directory, what)
+        assert await ask(directory, "echo", word="still here") == {"said": "still here"}
+
+
+async def test_errors_of_several_tasks_come_back_as_the_first(directory: Path) -> None:
+    async def fail(_: Mapping[str, Any]) -> Any:
+        async with trio.open_nursery():
+            raise OverloadedError("no room")
+
+    async with open_local(directory, PEER, {"fail": fail}):
+        with pytest.raises(ConfigError, match="no room"):
+            await ask(directory, "fail")
+
+
+@pytest.mark.parametrize("digest", ["zz\ud800", "a" * 63, "A" * 64, 5, ["x"]])
+def test_only_a_digest_is_asked_of_the_directory(digest: Any) -> None:
+    assert digest_of({}) is None
+    assert digest_of({"digest": "ab" * 32}) == "ab" * 32
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+        digest_of({"digest": digest})
+
+
 async def test_a_socket_that_a_killed_peer_left_is_no_running_peer_and_is_replaced(directory: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(directory / f"{PEER}{SUFFIX}"))
@@ -92,7 +127,9 @@ async def test_peers_that_hang_do_not_hide_the_others(directory: Path, monkeypat
     assert all("does not answer within 0 s: it hangs" in reason for reason in told.silent.values())
 
 
-@pytest.mark.parametrize("garbage", [b"\n", b"\xff\xfe\n", b"[]\n", b'{"ask": []}\n', b"x" * MAX_REQUEST_BYTES])
+@pytest.mark.parametrize(
+    "garbage", [b"\n", b"\xff\xfe\n", b"[]\n", b'{"ask": []}\n', b"[" * 60_000 + b"\n", b"x" * MAX_REQUEST_BYTES]
+)
 async def test_garbage_is_answered_and_harms_nobody(directory: Path, garbage: bytes) -> None:
     async with open_local(directory, PEER, ANSWERS):
         stream = await trio.open_unix_socket(str(directory / f"{PEER}{SUFFIX}"))
