@@ -83,7 +83,7 @@ class AskOptions:
     draft: options.Draft = "none"
     draft_model: options.DraftModel = None
     no_memory: options.NoMemory = False
-    depth: options.Depth = 1
+    depth: options.Depth = 4
     wire: options.Wire = "raw"
     wait: options.Wait = 0.0
     local_driver: options.LocalDriver = False

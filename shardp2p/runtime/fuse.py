@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from shardp2p.runtime.few_rows import linear
+
 GROUPS: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names under which transformers' models keep such layers, within one module."""
 
@@ -58,7 +60,7 @@ class _Group:
         """What layer `index` makes of `inputs`; computed for all layers when it is their first turn with them."""
         ready = self._results[index] if inputs is self._input else None
         if ready is None:
-            joint = nn.functional.linear(inputs, self._weight, self._bias)
+            joint = linear(inputs, self._weight, self._bias)
             self._results = list(torch.split(joint, self._sizes, dim=-1))
             self._input = inputs
             ready = self._results[index]

@@ -27,6 +27,7 @@ from shardp2p.runtime.architecture import (
 )
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.checkpoint import TensorReader
+from shardp2p.runtime.few_rows import pad_few_rows
 from shardp2p.runtime.fuse import fuse_siblings
 from shardp2p.runtime.recipes import Recipe, plan_recipes, realise
 from shardp2p.vocabulary import DType, LayerRange
@@ -66,6 +67,7 @@ def load_block(
     _move_buffers(model, device)
     if device == "cpu":
         fuse_siblings(inner)
+        pad_few_rows(model)
     waiting = {name for name, value in model.named_parameters() if not value.is_meta}
     layer_bytes, filled = _fill(model, recipes, device, digests, progress)
     _share_head(model, layers, architecture.layer_count)
