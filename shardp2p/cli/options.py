@@ -71,7 +71,9 @@ Region = Annotated[str | None, Option("--region", help="Where this machine is, a
 UpPeers = Annotated[
     list[str] | None, Option("--peer", metavar="MULTIADDR", help="A peer of the swarm to dial first; repeat for more.")
 ]
-Once = Annotated[bool, Option("--once", help="Give up, with exit code 3, when no peer answers at the start.")]
+Once = Annotated[
+    bool, Option("--once", help="Give up, with exit code 3, when no peer answers at the start, or no layer fits.")
+]
 KeyFile = Annotated[Path | None, Option("--identity", help="The key file; made if there is none.")]
 Config = Annotated[Path | None, Option("--config", help="A settings file.")]
 ExitOnStdinClose = Annotated[

@@ -16,7 +16,7 @@ from shardp2p.cli.output import note, write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.config import Paths, ReachSettings, RelayLimits, UpSettings
-from shardp2p.errors import ConfigError
+from shardp2p.errors import ConfigError, OverloadedError
 from shardp2p.weights.store import ModelStore, StoredModel
 
 if TYPE_CHECKING:
@@ -284,11 +284,20 @@ def _drain(keeper: Keeper) -> None:
 
 
 async def _announce(member: Member, keeper: Keeper, start: InSwarm) -> None:
-    """Say what is waited for until the peer serves; then what it is, and `ready`."""
+    """Say what is waited for until the peer serves; then what it is, and `ready`.
+
+    What is in the way is a line of its own, as it stands there in full. Raises: OverloadedError when the peer is to
+    start once, and no layer fits.
+    """
     import trio
 
+    told = ""
     with progress_bar() as report:
         while not keeper.is_ready.is_set():
+            if start.is_once and keeper.has_no_place:
+                raise OverloadedError(keeper.trouble)
+            if keeper.trouble != told and (told := keeper.trouble):
+                note(f"{keeper.state}: {_briefly(told)}")
             report(f"{keeper.state}: {_briefly(keeper.waits_for)}", 0, 0)
             with trio.move_on_after(SHOW_S):
                 await keeper.is_ready.wait()

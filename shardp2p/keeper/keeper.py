@@ -66,6 +66,16 @@ class Keeper:
         """What the peer waits for, in words; empty while it serves."""
         return self._life.waits_for
 
+    @property
+    def trouble(self) -> str:
+        """What is in the way of serving, in words; empty while all goes well."""
+        return self._life.trouble
+
+    @property
+    def has_no_place(self) -> bool:
+        """Whether nothing that is offered fits anywhere."""
+        return self._life.has_no_place
+
     def drain(self) -> None:
         """Leave as soon as what is served is done; a second call leaves at once."""
         self._life.drain(trio.current_time())

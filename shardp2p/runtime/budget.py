@@ -6,6 +6,7 @@ first long prompt fails instead of the start.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -91,24 +92,24 @@ class Budget:
         return min((run for start, run in enumerate(runs) if start + run < needs.layers), default=needs.layers)
 
     def require(self, needs: Needs, layers: LayerRange) -> None:
-        """Raises: ConfigError that says how many bytes are missing and what would fit, when these layers do not."""
+        """Raises: ConfigError that says what would fit and how much is missing, when these layers do not."""
         if self.fits(needs, layers):
             return
         longest = self.longest_from(needs, layers.start)
         shorter = "" if longest is None else f"take --layers {longest}, "
         raise ConfigError(
-            f"layers {layers} of {needs.model} do not fit: {self._account(needs, layers)}; "
-            f"{shorter}{self._ways_out(needs, layers)}"
+            f"layers {layers} of {needs.model} do not fit: {shorter}{self._ways_out(needs, layers)}; "
+            f"{self._account(needs, layers)}"
         )
 
     def require_any(self, needs: Needs) -> None:
-        """Raises: ConfigError that says how many bytes are missing, and what would fit, when not one layer does."""
+        """Raises: ConfigError that says what would fit and how much is missing, when not one layer does."""
         single = [LayerRange(layer, layer + 1) for layer in range(needs.layers)]
         smallest = min(single, key=lambda layers: self.need_bytes(needs, layers))
         if not self.fits(needs, smallest):
             raise ConfigError(
-                f"not even one layer of {needs.model} fits: {self._account(needs, smallest)}; "
-                f"{self._ways_out(needs, smallest)}"
+                f"not even one layer of {needs.model} fits: {self._ways_out(needs, smallest)}; "
+                f"{self._account(needs, smallest)}"
             )
 
     def _run(self, needs: Needs, start: int) -> int:
@@ -120,7 +121,7 @@ class Budget:
         used = f" and {_mib(self.used_bytes)} are in use" if self.used_bytes else ""
         return (
             f"{_mib(weights)} of weights and {_mib(rows)} of cache for {self.cache_rows} tokens are "
-            f"{weights + rows - self.free_bytes} bytes more than the {_mib(self.free_bytes)} that are left of "
+            f"{_mib_more(weights + rows - self.free_bytes)} more than the {_mib(self.free_bytes)} that are left of "
             f"{_mib(self.memory_bytes)} when {HEADROOM_PERCENT} % stay free{used}"
         )
 
@@ -130,6 +131,11 @@ class Budget:
         rows = (self.free_bytes - needs.weight_bytes(layers)) // needs.row_bytes(layers)
         fewer = f", or set --cache-rows to at most {rows}" if rows > 0 else ""
         return f"offer --memory {memory_mib}MiB or more{fewer}"
+
+
+def _mib_more(count: int) -> str:
+    """What is missing, rounded up: never nothing."""
+    return f"{math.ceil(count * 10 / 2**20) / 10:,.1f} MiB"
 
 
 def _mib(count: int) -> str:

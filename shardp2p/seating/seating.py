@@ -16,6 +16,7 @@ from shardp2p.scheduler.reseating import better_seat, is_spare, may_leave
 from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.topology import Topology
 from shardp2p.seating.choosing import Chooser
+from shardp2p.seating.copies import copies
 from shardp2p.seating.offered import Offered
 from shardp2p.seating.room import Room
 from shardp2p.seating.thinness import ahead_of, filled, helps, is_coming_before
@@ -108,7 +109,7 @@ class Seating:
             if again and self._chooser.worth(again, counted) > self._chooser.worth(seats, counted):
                 return again, reason
         if not reasons or not self._room.fits(settled):
-            return seats, "nobody else took them"
+            return seats, copies(self._room, seats, records)
         return tuple(sorted(settled)), "; ".join(reasons)
 
     def review(

@@ -82,6 +82,10 @@ class Life:
         self.state: LifeState = "joining"
         self.seats: Seats = ()
         self.waits_for = "nobody to join was named" if is_founder else "no peer of the swarm has answered yet"
+        self.trouble = ""
+        """What is in the way, in words that change only when the reason does; empty while all goes well."""
+        self.has_no_place = False
+        """Whether it looked last time for a place and nothing that it offers fits anywhere."""
         self.due_at = now if is_founder else float("inf")
         self._commands: deque[Command] = deque()
         self._is_choosing = False
@@ -99,12 +103,13 @@ class Life:
         """A first neighbour answered: its view is on the way."""
         if self.state == "joining" and self.due_at > now + SYNC_S:
             self.due_at = now + SYNC_S
+            self.trouble = ""
             self.waits_for = "the swarm's coverage is on its way"
 
     def not_joined(self, reason: str) -> None:
         """Nobody could be reached so far, for this reason; whoever dials goes on trying."""
         if self.state == "joining":
-            self.waits_for = reason
+            self.waits_for = self.trouble = reason
 
     def tick(self, now: float) -> None:
         """Let time pass; worth calling at `due_at`."""
@@ -132,13 +137,15 @@ class Life:
             self._reviewed(seats, reason, now)
         elif self.state == "placing" and not seats:
             self.seats = ()
-            self.waits_for = f"no place: {reason}; looking again in {self._retry_s:.0f} s"
+            self.trouble, self.has_no_place = f"no place: {reason}", True
+            self.waits_for = f"{self.trouble}; looking again in {self._retry_s:.0f} s"
             self._retry_later(now)
         elif self.state == "placing" and (seats == self.seats or self._moves >= MAX_MOVES):
             self._load(seats, reason)
         elif self.state == "placing":
             self._moves += bool(self.seats)
             self.seats = seats
+            self.trouble, self.has_no_place = "", False
             self.waits_for = f"chose {named(seats)} ({reason}); waiting whether another peer takes them"
             self.due_at = now + SETTLE_S
 
@@ -160,7 +167,8 @@ class Life:
         """Loading did not work, for this reason: the place is given up and looked for again later."""
         if self.state == "loading":
             self.state, self.seats = "placing", ()
-            self.waits_for = f"loading failed: {reason}; trying again in {self._retry_s:.0f} s"
+            self.trouble = f"loading failed: {reason}"
+            self.waits_for = f"{self.trouble}; trying again in {self._retry_s:.0f} s"
             self._retry_later(now)
 
     def drain(self, now: float) -> None:

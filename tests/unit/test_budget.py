@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -92,9 +93,9 @@ def test_what_does_not_fit_says_how_many_bytes_are_missing_and_what_would_do() -
     with pytest.raises(ConfigError) as caught:
         budget.require(needs, LayerRange(1, 6))
     missing = 5 * 10 * MIB + 30 * MIB + 5 * MIB - budget.free_bytes
-    assert f"{missing} bytes more than the 51.2 MiB" in caught.value.message
-    assert "layers 1:6 of toy do not fit" in caught.value.message
-    assert "take --layers 1:5, offer --memory 107MiB or more" in caught.value.message
+    assert f"are {math.ceil(10 * missing / MIB) / 10} MiB more than the 51.2 MiB" in caught.value.message
+    remedy = "layers 1:6 of toy do not fit: take --layers 1:5, offer --memory 107MiB or more; "
+    assert caught.value.message.startswith(remedy)
     assert "--cache-rows" not in caught.value.message
 
 

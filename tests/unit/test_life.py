@@ -113,6 +113,7 @@ def test_a_peer_without_a_place_looks_again_ever_less_often() -> None:
     for _ in range(10):
         life.chosen((), "not one layer fits", now)
         assert "not one layer fits" in life.waits_for
+        assert (life.trouble, life.has_no_place) == ("no place: not one layer fits", True)
         waits.append(life.due_at - now)
         now = life.due_at
         life.tick(now)
@@ -126,6 +127,7 @@ def test_loading_that_fails_is_tried_again_with_the_reason() -> None:
     life.failed("the disk is full", 10.0)
     assert (life.state, life.seats) == ("placing", ())
     assert "the disk is full" in life.waits_for
+    assert (life.trouble, life.has_no_place) == ("loading failed: the disk is full", False)
     life.tick(10.0 + RETRY_S)
     assert commands(life) == [Choose()]
 

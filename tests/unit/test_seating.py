@@ -12,6 +12,8 @@ from shardp2p.runtime.budget import Budget
 from shardp2p.scheduler.occasion import FRESH_S
 from shardp2p.scheduler.topology import Topology
 from shardp2p.seating import Offered, Seating
+from shardp2p.seating.copies import copies
+from shardp2p.seating.room import Room
 from shardp2p.swarm.life import Choose, Seat
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.weights.footprint import Footprint
@@ -127,6 +129,20 @@ def test_a_peer_that_lies_about_how_many_layers_there_are_is_left_out() -> None:
 def test_claim_stays_where_nobody_else_chose_it() -> None:
     place = seating(15)
     assert place.settle((seat("8:20"),), [record("a", "0:8"), record("b", "20:30")], NOWHERE)[0] == (seat("8:20"),)
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        (("0:8", "20:30"), "nobody else took them"),
+        (("0:30",), "a second copy"),
+        (("0:30", "8:20"), "one more copy beside 2"),
+        (("0:12",), "nobody else took 12:20; a second copy of 8:12"),
+    ],
+)
+def test_a_claim_that_stays_says_who_else_holds_its_layers(others: tuple[str, ...], why: str) -> None:
+    held = [record(str(number), layers) for number, layers in enumerate(others)]
+    assert copies(Room((offered(),), Budget(1, ROWS)), (seat("8:20"),), held) == why
 
 
 def test_of_two_that_chose_the_same_exactly_one_gives_way() -> None:
