@@ -12,5 +12,6 @@ async def test_every_scheme_is_exact_over_a_real_ring() -> None:
     names = ("plain", "flush", "sync_tree", "tree")
     told = (await measure_wan(ring, 0.74, names=names, rounds=1, tokens=48)).report()
     assert {name: arm["exact"] for name, arm in told["arms"].items()} == dict.fromkeys(names, True)
+    assert told["hop_ms"] > 0
     assert told["lap_ms"] >= 1e3 * ring.plain_lap_s  # no way is shorter than it should be
     assert told["arms"]["tree"]["accepted_per_lap"] > told["arms"]["plain"]["accepted_per_lap"]

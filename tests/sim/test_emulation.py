@@ -132,6 +132,12 @@ def test_plain_decoding_takes_a_lap_for_each_token() -> None:
     assert 1 / run.tok_s == pytest.approx(ring.plain_lap_s, rel=1e-6)
 
 
+def test_slower_hops_lengthen_every_lap() -> None:
+    ring = profile()
+    hops = len(ring.stages) + 1
+    assert ring.slowed(0.002).plain_lap_s == pytest.approx(ring.plain_lap_s + hops * 0.002)
+
+
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize(("accept", "tokens"), [(0.6, 120), (0.95, 500)])
 def test_every_scheme_gives_the_targets_text_and_the_pipelined_tree_is_the_fastest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from shardp2p.lab.network.fields import Fields
@@ -54,6 +54,10 @@ class Profile(Ways):
     def stage_s(self, rows: int) -> float:
         """What a stage takes for a chunk of so many live rows; one whose rows are all dead is passed on."""
         return self.stage_base_s + self.stage_row_s * rows if rows else 0.0
+
+    def slowed(self, hop_s: float) -> Profile:
+        """The same with ways that take so much longer, each: what encoding, encryption and event loops add."""
+        return replace(self, one_way_s={pair: way_s + hop_s for pair, way_s in self.one_way_s.items()})
 
     @property
     def plain_lap_s(self) -> float:

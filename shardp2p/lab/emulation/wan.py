@@ -35,16 +35,21 @@ class Measured:
     tokens: tuple[Token, ...]
     tok_s: float
     lap_s: float
+    hop_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WanResult:
-    """Every arm's answers, what the simulation says of the same texts, and the best rate that it finds for them."""
+    """Every arm's answers, what the simulation says of the same texts, and the best rate that it finds for them.
+
+    It is told what a hop took beside its way (`hop_s`), as plain decoding in the same run shows.
+    """
 
     profile: str
     accept: float
     rounds: dict[str, list[Measured]]
     is_exact: dict[str, bool]
+    hop_s: float
     simulated_tok_s: dict[str, float]
     bound_tok_s: float
 
@@ -67,6 +72,7 @@ class WanResult:
             "runtime": "emulated",
             "accept": self.accept,
             "lap_ms": round(1e3 * median(one.lap_s for one in laps), 1),
+            "hop_ms": round(1e3 * self.hop_s, 2),
             "arms": told,
             "bound_tok_s": round(self.bound_tok_s, 2),
         }
@@ -93,20 +99,27 @@ async def measure_wan(
                 arm, request = chosen[name], GenerationRequest(prompt(seed, number), _length(name, tokens))
                 draft = EmulatedDraft(language, profile.draft_level_s, arm.guesses) if arm.limits.draft_tokens else None
                 run = await run_ring(node, plan, request, proposer=draft, limits=arm.limits)
-                lap_s = median(lap.lap_s for lap in run.by_lap)
-                measured[name].append(Measured(number, run.tokens, run.tok_s, lap_s))
+                lap_s, hop_s = median(lap.lap_s for lap in run.by_lap), median(run.hop_overheads_s())
+                measured[name].append(Measured(number, run.tokens, run.tok_s, lap_s, hop_s))
     # Only now: whoever computes for long does not answer its peers.
     texts = [prompt(seed, number) for number in range(rounds)]
-    simulated, is_exact = {}, {}
+    hop_s = _hop_s(profile, measured.get("plain", ()))
+    simulated, is_exact, ring = {}, {}, profile.slowed(hop_s)
     for name in names:
         progress(f"simulating {name}", 0, 0)
         length = _length(name, tokens)
-        runs = [simulate(profile, language, chosen[name], prompt_tokens=text, max_tokens=length) for text in texts]
+        runs = [simulate(ring, language, chosen[name], prompt_tokens=text, max_tokens=length) for text in texts]
         simulated[name] = median(run.tok_s for run in runs)
         said = [language.continuation(text, length) for text in texts]
         is_exact[name] = all(list(one.tokens) == said[one.number] for one in measured[name])
-    bound = median(bound_tok_s(profile, language, text, tokens) for text in texts)
-    return WanResult(profile.name, accept, measured, is_exact, simulated, bound)
+    bound = median(bound_tok_s(ring, language, text, tokens) for text in texts)
+    return WanResult(profile.name, accept, measured, is_exact, hop_s, simulated, bound)
+
+
+def _hop_s(profile: Profile, plain: Sequence[Measured]) -> float:
+    """What a hop took beside its way, by plain decoding; 0 where that was not measured."""
+    way_s = profile.hops_s / (len(profile.stages) + 1)
+    return max(0.0, median(one.hop_s for one in plain) - way_s) if plain else 0.0
 
 
 def _length(name: str, tokens: int) -> int:
