@@ -29,7 +29,7 @@ from shardp2p.identity.membership import read_statement, subject_of
 from shardp2p.identity.token import TurnedAwayError, turned_away
 from shardp2p.node import Node
 from shardp2p.scheduler.topology import Machine, Topology
-from shardp2p.swarm.admission import USES, watch_membership
+from shardp2p.swarm.admission import USES, Admission
 from shardp2p.swarm.blame import FORBIDDEN
 from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.links import Links
@@ -97,8 +97,8 @@ class Member:
         self.directory = directory
         self.links = links
         self.bootstrap = tuple(bootstrap)
-        self.refused = trio.Event()
-        """Set when the swarm does not admit us any more."""
+        self.admission = Admission(host, joined.name, joined.membership)
+        """Whether the swarm admits us."""
         self.reachable = reachable
         """How others reach us, and from which of their addresses we reach them."""
         self.paths = paths
@@ -264,8 +264,7 @@ class Member:
             if kept is not None:
                 self.gossip.add_peers(bootstrap_of(kept.met(self.swarm), self.peer_id))
                 nursery.start_soon(self._keep_met, kept)
-        if joined.membership is not None:
-            nursery.start_soon(watch_membership, joined.membership, kept, self.gossip, self._host, self.refused)
+        nursery.start_soon(self.admission.watch, kept, self.gossip)
 
     async def _bootstrap(self) -> None:
         await self.directory.bootstrap([(peer.peer_id, peer.addresses) for peer in self.bootstrap])

@@ -6,7 +6,7 @@ scheduler/attempts.py. The client needs the model's tokenizer and manifest, and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +42,9 @@ MAX_AVOIDED: Final = 1024
 MAX_NAMED: Final = 3
 """Peers that a line about waiting names."""
 
+Blame = Callable[[ShardError], Awaitable[None]]
+"""Hears why an answer that had begun failed. May raise: the error that its reader is to see instead."""
+
 Say = Callable[[str], None]
 """Hears in words what a request waits for."""
 
@@ -71,7 +74,11 @@ class SwarmAnswer:
     """
 
     def __init__(
-        self, route: Route, stream: GenerationStream, first: tuple[Token, ...], blame: Callable[[ShardError], None]
+        self,
+        route: Route,
+        stream: GenerationStream,
+        first: tuple[Token, ...],
+        blame: Callable[[ShardError], Awaitable[None]],
     ) -> None:
         self.route = route
         self._stream = stream
@@ -103,7 +110,7 @@ class SwarmAnswer:
         try:
             return await anext(self._stream)
         except ShardError as error:
-            self._blame(error)
+            await self._blame(error)
             raise
 
 
@@ -171,6 +178,7 @@ class SwarmClient:
                     )
                     first = await _first_of(stream, route.driver)
                 except ShardError as error:
+                    await self._check_admitted(route, error)
                     self._note(attempts.failed(route.plan, error, route.driver), error)
                 else:
                     yield SwarmAnswer(route, stream, first, partial(self._blame, route))
@@ -284,10 +292,18 @@ class SwarmClient:
 
     # What failed.
 
-    def _blame(self, route: Route, error: ShardError) -> None:
+    async def _blame(self, route: Route, error: ShardError) -> None:
         """A ring failed whose answer had begun."""
+        await self._check_admitted(route, error)
         with suppress(ShardError):  # nobody of the ring is to blame
             self._note(Attempts(self._member.peer_id).failed(route.plan, error, route.driver), error)
+
+    async def _check_admitted(self, route: Route, error: ShardError) -> None:
+        """Whom we lost may have shut us out. Raises: ConfigError that says so."""
+        own = self._member.peer_id
+        lost = next((stage for stage in route.plan.stages if own != stage.peer_id == error.peer), None)
+        if isinstance(error, PeerUnavailableError) and lost is not None and route.driver in (own, lost.peer_id):
+            await self._member.admission.check(lost.peer_id, lost.addresses)
 
     def _note(self, fault: Fault, error: ShardError) -> None:
         """Keep in mind whose fault it was; a peer is struck for what we saw ourselves."""

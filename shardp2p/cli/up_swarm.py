@@ -247,7 +247,7 @@ async def _watch_refusal(member: Member, joined: JoinedSwarm) -> None:
     """End when the swarm does not admit us any more."""
     from shardp2p.identity.token import turned_away
 
-    await member.refused.wait()
+    await member.admission.refused.wait()
     refusal = None if joined.membership is None else joined.membership.own_refusal(time.time())
     raise ConfigError(turned_away(member.name, refusal or "revoked"))
 

@@ -5,16 +5,18 @@ connections of whom we no longer admit are closed. The rules: identity/membershi
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 import trio
 
-from shardp2p.errors import ConfigError, IntegrityError, OverloadedError, RemoteProtocolError
+from shardp2p.errors import ConfigError, IntegrityError, OverloadedError, RemoteProtocolError, ShardError
 from shardp2p.host.beat import next_beat
 from shardp2p.host.host import Host
 from shardp2p.identity.joined import JoinedSwarms
 from shardp2p.identity.membership import Membership
+from shardp2p.identity.token import TurnedAwayError, turned_away
 from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.shared_values import REVOCATIONS
 from shardp2p.vocabulary import PeerId
@@ -25,10 +27,46 @@ MEMBERSHIP_S: Final = 1.0
 """How often revocations that came by another way are looked for, and connections of the revoked closed."""
 GOODBYE_S: Final = 0.25
 """How long whom we no longer admit may hear the revocation: a peer that knows of its own ends and tries no more."""
+DOUBT_S: Final = 1.5
+"""How long whoever lost a peer may ask it whether it shut us out."""
 CLOSING_S: Final = 0.5
 """For closing their connections, all at once. What is left then is met at the next look."""
 
 log = structlog.get_logger()
+
+
+class Admission:
+    """Whether a swarm admits ourselves. `refused` is set when it does not any more."""
+
+    def __init__(self, host: Host, swarm_name: str, membership: Membership | None) -> None:
+        self.refused = trio.Event()
+        self._host = host
+        self._swarm_name = swarm_name
+        self._membership = membership
+
+    async def watch(self, kept: JoinedSwarms | None, gossip: GossipService) -> None:
+        """Keep up to date who is admitted, where the swarm is private."""
+        if self._membership is not None:
+            await watch_membership(self._membership, kept, gossip, self._host, self.refused)
+
+    async def check(self, lost: PeerId, addresses: Sequence[str] = ()) -> None:
+        """Find out whether we lost that peer because we are admitted no more; it is asked, if we have not heard.
+
+        Raises: ConfigError if so.
+        """
+        if self._membership is None:
+            return
+        refusal = self._membership.own_refusal(time.time())
+        if refusal is None and lost not in self._host.connected_peers():
+            with trio.move_on_after(DOUBT_S):
+                try:
+                    await self._host.connect(lost, addresses)
+                except TurnedAwayError as error:
+                    refusal = error.refusal
+                except ShardError as error:
+                    log.debug("peer_is_gone", peer=lost, reason=error.message)
+        if refusal is not None:
+            raise ConfigError(turned_away(self._swarm_name, refusal))
 
 
 async def watch_membership(

@@ -68,7 +68,7 @@ async def test_a_revoked_peer_hears_it_and_is_seen_again_by_a_later_invite(tmp_p
             await wait_until(lambda: len(one.live()) == 2)
             swarm.revoke(2, by=1)
             await wait_until(lambda: len(one.live()) == 1)
-            await wait_until(two.refused.is_set)
+            await wait_until(two.admission.refused.is_set)
         later = swarm.owned.invite(time.time() + 1, 3600)
         async with swarm.member(2, *one.node.addresses(), invite=later) as two:
             await wait_until(lambda: len(one.live()) == 2)

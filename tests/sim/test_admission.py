@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 import trio
 import trio.testing
 
+from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError
 from shardp2p.host.host import Host
 from shardp2p.identity.membership import Membership, revocation_statement
 from shardp2p.identity.revocation import sign_revocation
-from shardp2p.identity.token import Invite
-from shardp2p.swarm.admission import watch_membership
+from shardp2p.identity.token import Invite, TurnedAwayError
+from shardp2p.swarm.admission import Admission, watch_membership
 from shardp2p.swarm.gossip_service import GossipService
 from shardp2p.swarm.shared_values import REVOCATIONS
 from shardp2p.vocabulary import PeerId
@@ -31,9 +33,15 @@ class FakeHost:
     def __init__(self) -> None:
         self.connected: list[PeerId] = []
         self.cut_at: dict[PeerId, float] = {}
+        self.dialled: list[PeerId] = []
+        self.failures: dict[PeerId, ShardError] = {}
 
     def connected_peers(self) -> tuple[PeerId, ...]:
         return tuple(self.connected)
+
+    async def connect(self, to: PeerId, addresses: Sequence[str]) -> None:
+        self.dialled.append(to)
+        raise self.failures[to]
 
     async def disconnect(self, of: PeerId) -> None:
         self.cut_at.setdefault(of, trio.current_time())
@@ -147,3 +155,23 @@ async def test_our_own_revocation_is_told(autojump_clock: trio.testing.MockClock
         with trio.fail_after(BOUND_S):
             await world.refused.wait()
         nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_shut_us_out_is_told_from_one_that_died(autojump_clock: trio.testing.MockClock) -> None:
+    host, here, away, dead = FakeHost(), PeerId("here"), PeerId("away"), PeerId("dead")
+    host.connected = [here]
+    host.failures = {away: TurnedAwayError("no", "revoked"), dead: PeerUnavailableError("gone")}
+    admission = Admission(cast(Host, host), "home", membership(1, now_s=time.time()))
+    await admission.check(here)
+    await admission.check(dead)
+    with pytest.raises(ConfigError, match=r"the swarm home admits this peer no more \(revoked\)"):
+        await admission.check(away)
+    assert host.dialled == [dead, away]
+    await Admission(cast(Host, host), "open", None).check(away)
+
+
+async def test_whoever_heard_of_its_revocation_asks_nobody(autojump_clock: trio.testing.MockClock) -> None:
+    known, now_s = membership(1, now_s=time.time()), time.time()
+    known.receive(revocation_statement(sign_revocation(OWNER, "peer", peer(1).public_bytes, now_s)), now_s)
+    with pytest.raises(ConfigError, match="revoked"):
+        await Admission(cast(Host, FakeHost()), "home", known).check(PeerId("lost"))

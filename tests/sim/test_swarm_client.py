@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from shardp2p.coordinator.remote import SILENCE_S
-from shardp2p.errors import OverloadedError, PeerUnavailableError
+from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError
 from shardp2p.member import Member
 from shardp2p.scheduler.topology import Topology
 from shardp2p.swarm.strikes import Strikes
@@ -42,6 +42,8 @@ class Sight:
         self.node = sim.node(name)
         self.gossip = self
         self.strikes = Strikes()
+        self.admission = self
+        self.refusal: ConfigError | None = None
         self.changes = 0
         self._records: dict[str, CoverageRecord] = {}
         self._changed = trio.Event()
@@ -76,6 +78,10 @@ class Sight:
         while self.changes == seen:
             await self._changed.wait()
         return self.changes
+
+    async def check(self, lost: PeerId, addresses: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def topology(self, machines: Any) -> Topology:
         return Topology.from_round_trips(machines, [])
@@ -220,6 +226,29 @@ async def test_a_ring_that_breaks_after_tokens_came_is_one_clear_error(autojump_
         client.say = said.append
         assert await ask(client) == (ANSWER, ["a", "c"])
         assert said.count("waiting for the first token") == 1
+
+
+@pytest.mark.parametrize("driver", ["first", "local"])
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_whom_the_swarm_shuts_out_is_told_so(driver: Any, has_begun: bool, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        sim, sight = swarm_of(nursery, ("a", "0:6"), ("b", "0:6"))
+        client = client_of(sight)
+
+        def shut_out() -> None:
+            sight.refusal = ConfigError("admits this peer no more (revoked)")
+            sim.swarm.kill("a")
+
+        async def answer() -> None:
+            if not has_begun:
+                shut_out()
+            async with client.generate(request(), Terms(driver=driver)) as answer:
+                async for _ in answer:
+                    shut_out()
+
+        with pytest.raises(ConfigError, match="revoked"):
+            await answer()
+        assert sight.strikes.score(PeerId("a"), trio.current_time()) == 0
 
 
 async def test_only_the_peers_that_the_user_trusts_are_used(autojump_clock: MockClock) -> None:
