@@ -281,5 +281,5 @@ async def _meet(node: Any, joined: JoinedSwarm | None, peer: PeerAddress, met: _
 async def _decided(reachable: Reachable, *, can_ask: bool) -> None:
     """Wait until the router answered, or did not, and peers agree on how they reach us."""
     seen = reachable.changes
-    while reachable.is_looking or (can_ask and reachable.verdict == "unknown"):
+    while reachable.is_looking or (can_ask and reachable.verdict == "unknown" and not reachable.is_reached_here):
         seen = await reachable.wait_change(seen)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress
+from shardp2p.host.addresses import Address, CircuitAddress, TcpAddress, parse_address
 from shardp2p.host.ip_scopes import IpAddress, IpNetwork, Scope, home_of, scope_of
 from shardp2p.vocabulary import PeerId
 
@@ -114,6 +114,12 @@ def announced(peer: PeerId, situation: Situation) -> tuple[str, ...]:
     if all(_is_loopback(circuit.relay) for circuit in circuits) and len(found) == len(circuits):
         found += of_scope["loopback"][: MAX_ANNOUNCED - len(found)]  # a swarm on this machine, or no network
     return tuple(_text(address, peer) for address in found)
+
+
+def is_alone(peer: PeerId, situation: Situation) -> bool:
+    """Whether all that others may have of us are addresses at which only this machine reaches us."""
+    found = [parse_address(text) for text in announced(peer, situation)]
+    return bool(found) and all(_is_loopback(at.relay if isinstance(at, CircuitAddress) else at) for at in found)
 
 
 def public_listeners(situation: Situation) -> tuple[TcpAddress, ...]:

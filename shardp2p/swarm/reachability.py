@@ -48,6 +48,8 @@ class ReachabilityMachine:
     def __init__(self) -> None:
         self.is_on_loopback = False
         """Whether we listen on this machine alone: nothing is asked then."""
+        self.is_alone = False
+        """Whether this machine has no network but loopback: what reaches us then is on it."""
         self.own_hosts: frozenset[str] = frozenset()
         """The addresses of our own interfaces: who is seen under one of them has no router before it."""
         self.has_relay = False
@@ -187,7 +189,7 @@ class ReachabilityMachine:
     def verdict(self) -> Reachability:
         """How others reach us."""
         if self.is_reached:
-            return "public"
+            return "unknown" if self.is_alone else "public"
         if not self.closed and not self._sightings:
             return "relayed" if self.has_relay else "unknown"
         if not self.has_relay:

@@ -72,6 +72,8 @@ def _tried(machine: ReachabilityMachine) -> Iterable[str]:
 def _advice(machine: ReachabilityMachine) -> str:
     if machine.is_on_loopback:
         return "only this machine reaches it: for others, start it with --listen /ip4/0.0.0.0/tcp/4001"
+    if machine.is_alone and machine.is_reached:
+        return "only this machine reaches it, which has no network: connect it to one, or name an address by --announce"
     if (said := _SAID.get(machine.verdict)) is not None:
         return said
     if machine.verdict == "unreachable":

@@ -22,6 +22,7 @@ from shardp2p.host.announcing import (
     Standing,
     announced,
     dialable_from,
+    is_alone,
     is_same_home,
     standing_of,
 )
@@ -101,6 +102,11 @@ class Reachable:
     def is_cut_off(self) -> bool:
         """Whether others tried to dial us, and nobody could."""
         return self._machine.is_cut_off
+
+    @property
+    def is_reached_here(self) -> bool:
+        """Whether peers on this machine reach us, and it has no network on which others could."""
+        return self._machine.is_alone and self._machine.is_reached
 
     @property
     def wants_relay(self) -> bool:
@@ -277,6 +283,7 @@ class Reachable:
         """Announce what follows from all that is known, and wake who waits for it."""
         machine, before = self._machine, (self._situation, self._account, self._host.standing)
         machine.is_on_loopback = self.standing.is_on_loopback
+        machine.is_alone = is_alone(self._host.peer_id, self._situation)
         machine.own_hosts = frozenset(str(one.address) for one in self._situation.interfaces)
         self._situation = self._learned()
         self._account = account_of(machine, self._declared)

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shardp2p.cli.doctor_findings import Finding
 from shardp2p.config import UpSettings, default_paths
 from shardp2p.errors import ConfigError
 from shardp2p.host import upnp
+from shardp2p.host.announcing import Interface
 from shardp2p.host.host import open_host
 from shardp2p.host.upnp import UpnpError
 from shardp2p.identity.keys import Identity
@@ -25,6 +27,8 @@ from shardp2p.node import Node
 from shardp2p.swarm import reachable as reachability
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+LO = Interface("lo", ip_address("127.0.0.1"), 8)
+WLAN = Interface("wlan0", ip_address("192.168.1.5"), 24)
 ANYWHERE = ("/ip4/0.0.0.0/tcp/0",)
 
 
@@ -64,12 +68,19 @@ async def test_without_a_peer_it_says_what_it_cannot_tell(tmp_path: Path) -> Non
     assert "cannot tell" in found["reach"].found
 
 
-async def test_a_peer_dials_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("others", "verdict"), [((WLAN,), "public"), ((), "unknown")])
+async def test_a_peer_dials_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[Interface, ...], verdict: str
+) -> None:
+    """Who is on the same machine says nothing of how others reach a machine without a network."""
+    defaults = reachability.Reachable.__init__.__kwdefaults__ or {}
+    given = {**defaults, "interfaces": lambda: (LO, *others)}
+    monkeypatch.setattr(reachability.Reachable.__init__, "__kwdefaults__", given)
     async with open_host(Identity.generate(), LOOPBACK) as host:
         Node(host)
         found = by_check(await examine(asked(tmp_path, peers=host.addresses())))
     assert found["peers"] == Finding("peers", "ok", "1 of 1 answer")
-    assert found["reach"].found.startswith("public; 127.0.0.1:")
+    assert found["reach"].found.startswith(f"{verdict}; 127.0.0.1:")
 
 
 async def test_a_peer_that_is_not_there_is_a_problem(tmp_path: Path) -> None:

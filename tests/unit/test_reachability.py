@@ -111,6 +111,15 @@ def test_a_private_address_counts_only_where_nobody_is_outside() -> None:
     assert account_of(machine).verdict == "unreachable"
 
 
+def test_who_is_on_a_machine_without_a_network_is_not_public() -> None:
+    machine = told("Ao", host="127.0.0.1")
+    machine.is_alone = True
+    assert account_of(machine).verdict == "unknown"
+    assert "only this machine reaches it" in account_of(machine).advice
+    machine.is_alone = False
+    assert account_of(machine).verdict == "public"
+
+
 def test_a_new_address_replaces_the_former() -> None:
     machine = told("Ao", "Bo")
     told("Ao", "Bo", machine=machine, host="45.45.0.8")
