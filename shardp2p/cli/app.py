@@ -25,6 +25,7 @@ from shardp2p.cli import (
     swarm,
     up,
 )
+from shardp2p.cli.hints import note_data_dir
 from shardp2p.cli.output import note, one_line
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ def run_command(arguments: Sequence[str]) -> int:
     # typer has its own click or uses the installed one, as its version goes.
     usage_error: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")
     command = typer.main.get_command(app)
+    note_data_dir(None)
     try:
         # Not command.main, which would take interrupts and broken pipes for its own business.
         with command.make_context("shardp2p", list(arguments) or ["--help"]) as context:

@@ -40,7 +40,8 @@ def ready_to_ask(join: str | None, wish: Wish, model: StoredModel, settings: Set
         if place is None:
             raise ConfigError(
                 "this machine's clients are in no swarm, and no peer is named: join a swarm with --join TOKEN|FILE, or "
-                "name each peer of a ring with --peer ADDRESS, as its `shardp2p up` prints it"
+                "name each peer of a ring with --peer ADDRESS, as its `shardp2p up` prints it; "
+                f"looked in {settings.paths.swarms_dir}"
             )
         yield partial(open_swarm_asker, wish, model, rows, place, settings.paths)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardp2p.cli import options
 from shardp2p.cli.askers import OpenAsker, ready_to_ask
 from shardp2p.cli.asking import Asker, Printer, Wish
+from shardp2p.cli.hints import hinted
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.option_sets import AskOptions, taking
 from shardp2p.cli.output import note, one_line, write
@@ -103,7 +104,7 @@ async def _answer(asker: Asker, conversation: Conversation, tokenizer: Tokenizer
             raise
         except ShardError as error:
             printer.end()
-            note(f"shardp2p: error: {one_line(error.message)}")
+            note(f"shardp2p: error: {one_line(hinted(error.message))}")
             if not sys.stdin.isatty():
                 raise
         finally:

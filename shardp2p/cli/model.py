@@ -8,14 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from shardp2p.cli.hints import hinted
+from shardp2p.cli.options import AsJson, DataDir
 from shardp2p.cli.progress import progress_bar
 from shardp2p.config import load_settings
 from shardp2p.weights.store import DamagedModel, ModelStore, StoredModel
 
 app = typer.Typer(name="model", help="Bring models into the local store, and list them.", no_args_is_help=True)
-
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Keep everything there, not in the user's own place.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("import")
@@ -50,7 +49,7 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         typer.echo(json.dumps({"directory": str(store.root), "models": [_summary(model) for model in models]}))
         return
     if not models:
-        typer.echo("no models yet; get one: shardp2p model import smollm2")
+        typer.echo(hinted(f"no models in {store.root} yet; get one: shardp2p model import smollm2"))
         return
     width = max(len(model.name) for model in models)
     for model in models:

@@ -96,7 +96,7 @@ class AskOptions:
         configure_logging(self.log_level or "warning")
         if self.draft_model is not None and not (self.local_driver or self.local_layers):
             raise ConfigError(
-                "--draft-model drafts for what is driven here: add --local-driver; another driver is given one with "
+                "--draft-model drafts for what is driven here: add --local-driver; another driver is given one by "
                 "`shardp2p up --draft-model`, and asked for it with --draft model"
             )
         kind, limits = parse_drafting(

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardp2p.cli.hints import hinted
 from shardp2p.errors import LocalProtocolError, ShardError
 
 BROKEN_PIPE = 141
@@ -60,7 +61,7 @@ def report(error: BaseException) -> int:
         traceback.print_exception(error)
         note(f"shardp2p: error: this is a bug: {one_line(f'{type(error).__name__}: {error}')}")
         return 1
-    note(f"shardp2p: error: {one_line(expected[0].message)}")
+    note(f"shardp2p: error: {one_line(hinted(expected[0].message))}")
     return expected[0].exit_code
 
 

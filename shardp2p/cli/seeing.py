@@ -174,7 +174,10 @@ def _place(where: Where) -> Iterator[ClientPlace]:
     with hold(key_file):
         identity = load_or_create(key_file)
         if (found := find_swarm(where.join, identity, where.paths, serves=False)) is None:
-            raise ConfigError("this machine is in no swarm: name one with --join TOKEN|FILE, or start a peer of it")
+            raise ConfigError(
+                "this machine is in no swarm: name one with --join TOKEN|FILE, or start a peer of it; "
+                f"looked in {where.paths.swarms_dir}"
+            )
         yield ClientPlace(identity, *found)
 
 

@@ -45,7 +45,9 @@ def running_statuses(data_dir: Path | None) -> Told:
 
     told = ask_running(run_dir)
     if not (told.answers or told.silent):
-        raise PeerUnavailableError("no peer of a swarm runs here; start one with `shardp2p up --join TOKEN|FILE`")
+        raise PeerUnavailableError(
+            f"no peer of a swarm runs here, in {run_dir}; start one: shardp2p up --join TOKEN|FILE"
+        )
     return told
 
 

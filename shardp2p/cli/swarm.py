@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, cast, get_args
 
 import typer
 
+from shardp2p.cli.hints import hinted
 from shardp2p.cli.options import AsJson, DataDir
 from shardp2p.cli.output import note, write_json
 from shardp2p.config import Paths, load_settings, user_path
@@ -46,7 +47,7 @@ def create(
         return
     kind = "open to anybody" if is_open else "private"
     typer.echo(f"{name} is made: {swarm.swarm}, {kind}; its key lies in {swarm.directory}, keep a copy of it")
-    note(f"next: shardp2p swarm invite {name} --peer MULTIADDR, with the address of a peer that is up")
+    note(hinted(f"next: shardp2p swarm invite {name} --peer MULTIADDR, with the address of a peer that is up"))
 
 
 @app.command()
@@ -117,9 +118,8 @@ def revoke(
         return
     what_else = "; revoke its invite too, or it comes back under another key" if kind == "peer" else ""
     typer.echo(f"the {kind} {what} is revoked{what_else}")
-    note(
-        f"the swarm hears of it from your peers: run one on this machine, if none does: shardp2p up --join {swarm.name}"
-    )
+    run_one = f"run one on this machine, if none does: shardp2p up --join {swarm.name}"
+    note(hinted(f"the swarm hears of it from your peers: {run_one}"))
 
 
 @app.command()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardp2p.cli import options
 from shardp2p.cli.drafting import add_drafts_of
+from shardp2p.cli.hints import hinted
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import progress_bar
@@ -300,7 +301,7 @@ def _client_line(serving: Serving, address: str) -> str:
     name = model.name if model.is_imported else shlex.quote(str(model.directory))
     bounds = ((0, layers.start), (layers.stop, count))
     others = [f" --peer ADDRESS-OF-LAYERS-{start}:{stop}" for start, stop in bounds if start < stop]
-    return f'shardp2p generate {name} "Hello" --peer {address}' + "".join(others)
+    return hinted(f'shardp2p generate {name} "Hello" --peer {address}' + "".join(others))
 
 
 def _mib(count: int) -> str:

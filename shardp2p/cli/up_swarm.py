@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shardp2p.cli.drafting import add_drafts_of
+from shardp2p.cli.hints import hinted
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.output import note, write, write_json
 from shardp2p.cli.progress import progress_bar
@@ -139,7 +140,7 @@ def _models(settings: UpSettings, paths: Paths) -> tuple[StoredModel, ...]:
             return (store.resolve(settings.model, report),)
     models = tuple(model for model in store.list() if isinstance(model, StoredModel))
     if not models:
-        raise ConfigError("there is no model on this machine; import one first: shardp2p model import smollm2")
+        raise ConfigError(f"there is no model in {paths.models_dir}; import one: shardp2p model import smollm2")
     return models
 
 
@@ -322,7 +323,8 @@ def _lines(member: Member, keeper: Keeper, start: InSwarm) -> list[str]:
     ]
     lines.append(f"memory   {_mib(memory['used_bytes'])} of {_mib(memory['offered_bytes'])} offered")
     lines += [f"address  {address}" for address in status["addresses"]]
-    lines.append(f"api      {start.paths.run_dir / member.peer_id}.sock: shardp2p status, peers, coverage, plan")
+    socket = f"{start.paths.run_dir / member.peer_id}.sock"
+    lines.append(hinted(f"api      {socket}: shardp2p status; also peers, coverage and plan"))
     lines.append(f"join     {_join_line(member, start)}")
     return lines
 
@@ -340,7 +342,8 @@ def _join_line(member: Member, start: InSwarm) -> str:
         text = write_join(OpenSwarm(member.swarm, member.name, member.node.addresses()))
         return f"shardp2p up --join {text}"
     addresses = " ".join(f"--peer {address}" for address in member.node.addresses()[:2])
-    return f"its owner invites others with: shardp2p swarm invite {member.name} {addresses}"
+    invite = f"shardp2p swarm invite {member.name} {addresses}"
+    return f"invite others: {hinted(invite)}" if start.is_owner else f"its owner invites others with: {invite}"
 
 
 def _briefly(reason: str) -> str:

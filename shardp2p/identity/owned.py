@@ -162,7 +162,7 @@ class OwnedSwarms:
         """The swarm of that name, or the only one there is. Raises: ConfigError."""
         names = [path.parent.name for path in sorted(self._root.glob("*/swarm.json"))]
         if not names:
-            raise ConfigError("you own no swarm; make one: shardp2p swarm create NAME")
+            raise ConfigError(f"you own no swarm in {self._root}; make one: shardp2p swarm create NAME")
         if name is None and len(names) > 1:
             raise ConfigError(f"you own several swarms; name one of them: {', '.join(names)}")
         if name is not None and name not in names:

@@ -24,7 +24,7 @@ class Chooser:
     def choose(self, records: Iterable[CoverageRecord], topology: Topology, *, stored: Seats = ()) -> tuple[Seats, str]:
         """Where to sit, and why; no seats where nothing fits. `stored` are seats whose layers are in memory or near."""
         if not self._room.models:
-            return (), "there is no model on this machine; import one with `shardp2p model import`"
+            return (), "there is no model on this machine; import one: shardp2p model import SOURCE"
         records = tuple(records)
         held = {digest: self._room.held(digest, records) for digest in self._room.models}
         # The first and the last layers bring embeddings along, in whose place several inner layers may fit.

@@ -1,0 +1,55 @@
+"""Hints go on with the data directory that was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardp2p.cli.hints import hinted, note_data_dir
+from shardp2p.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def nothing_given() -> Iterator[None]:
+    yield
+    note_data_dir(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("none; make one: shardp2p swarm create NAME", "none; make one: shardp2p swarm create NAME --data-dir 'a b'"),
+        ("start one with `shardp2p up --join X`", "start one with `shardp2p up --join X --data-dir 'a b'`"),
+        ("shardp2p generate toy Hello", "shardp2p generate toy Hello --data-dir 'a b'"),
+        ("as its `shardp2p up` prints it", "as its `shardp2p up` prints it"),
+        (
+            "next: shardp2p swarm invite home --peer X, with",
+            "next: shardp2p swarm invite home --peer X --data-dir 'a b', with",
+        ),
+        ("see: shardp2p bench loopback", "see: shardp2p bench loopback"),
+    ],
+)
+def test_commands_to_run_here_have_the_directory_and_others_do_not(text: str, wanted: str) -> None:
+    assert hinted(text) == text
+    note_data_dir(Path("a b"))
+    assert hinted(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (["swarm", "invite"], "make one: shardp2p swarm create NAME --data-dir {}"),
+        (["status"], "start one: shardp2p up --join TOKEN|FILE --data-dir {}"),
+        (["generate", "toy", "Hello"], "import one: shardp2p model import SOURCE --data-dir {}"),
+    ],
+)
+def test_every_command_that_takes_a_directory_repeats_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], hint: str
+) -> None:
+    assert run([*command, "--data-dir", str(tmp_path)]) in (2, 3)
+    line = capsys.readouterr().err
+    assert hint.format(tmp_path) in line
+    assert run([*command[:1], "--help"]) == 0  # which is given none
+    assert hinted("see: shardp2p status") == "see: shardp2p status"
