@@ -89,6 +89,15 @@ BY_WIRE_STATUS: dict[str, type[ShardError]] = {
 }
 
 
+MAX_REPORT_CHARACTERS = 200
+"""Of what a peer reports: an error is for its reader to read, however much the peer says."""
+
+
+def clipped_report(text: str, most: int = MAX_REPORT_CHARACTERS) -> str:
+    """At most so many characters of a text that a peer sent."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def error_from_wire(status: str, message: str, peer: str | None = None) -> ShardError:
     """The error that a peer reported. Its bugs are none of ours; an unknown status is its own fault as well."""
     kind = BY_WIRE_STATUS.get(status, RemoteProtocolError)

@@ -26,6 +26,7 @@ from shardp2p.errors import (
     RemoteProtocolError,
     ShardError,
     blaming,
+    clipped_report,
     error_from_wire,
     first_of,
 )
@@ -295,7 +296,7 @@ class _Driver:
     def _reported(self, failure: Failure, reporter: PeerId) -> ShardError:
         """The error that a stage reports. It may blame another stage of the ring, else it speaks for itself."""
         blamed = failure.peer_id if any(failure.peer_id == stage.peer_id for stage in self._plan.stages) else reporter
-        return error_from_wire(failure.status, failure.message, blamed)
+        return error_from_wire(failure.status, clipped_report(failure.message), blamed)
 
     async def _pump(self, sender: CreditSender, outboxes: Sequence[ControlOutbox], started: float) -> Finish:
         """Carry out the machine's commands and feed it what comes back, until it finishes."""
@@ -384,6 +385,6 @@ class _Driver:
         """Which stage hangs cannot be known from here: each sends to the next."""
         stages = "; ".join(self._plan.describe(stage.peer_id) for stage in self._plan.stages)
         return PeerUnavailableError(
-            f"nothing came around the ring for {LAP_S:.0f} s and more, though all of its stages are connected, so one "
-            f"of them hangs ({stages}); start that peer again, or choose others, and repeat the request"
+            f"nothing came around the ring for {LAP_S:.0f} s and more; start the peer that hangs again, or choose "
+            f"others, and repeat the request: all stages are connected, so one of them hangs ({stages})"
         )

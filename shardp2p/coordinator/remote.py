@@ -19,15 +19,17 @@ from shardp2p.coordinator.remote_request import to_message
 from shardp2p.coordinator.request import GenerationRequest, Lap, Result, fit_limits
 from shardp2p.coordinator.stream import GenerationStream, running
 from shardp2p.errors import (
+    MAX_REPORT_CHARACTERS,
     IntegrityError,
     PeerUnavailableError,
     RemoteProtocolError,
     ShardError,
     blaming,
+    clipped_report,
     error_from_wire,
 )
 from shardp2p.scheduler.plan import Plan
-from shardp2p.vocabulary import Token
+from shardp2p.vocabulary import PeerId, Token
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.driving import Batch, DraftKind, Finished, Generate, Working
 from shardp2p.wire.messages import Failure, Message
@@ -41,6 +43,9 @@ SILENCE_S: Final = 15.0
 
 LATER_SILENCE_S: Final = 45.0
 """The same once tokens have come: the answer ends with the driver."""
+
+ADVICE_CHARACTERS: Final = 100
+"""What a driver adds to the report of a stage: that it went away, and what to do."""
 
 UNREAD_BATCHES: Final = 64
 """What may wait here for a slow reader; behind that, the stream's own window holds up the driver's sending."""
@@ -140,9 +145,14 @@ class _RemoteDriver:
         return error
 
     def _reported(self, failure: Failure) -> ShardError:
-        """The error that the driver reports; it names the stage to blame itself, or else declines the request."""
+        """The error that the driver reports: by a stage, which it names itself, or else it declines the request."""
         driver = self._plan.stages[0].peer_id
         if any(failure.peer_id == stage.peer_id for stage in self._plan.stages):
-            return error_from_wire(failure.status, failure.message, failure.peer_id)
-        text = f"{self._plan.describe(driver)}, which drives the request: {failure.message}"
-        return error_from_wire(failure.status, text, driver)
+            peer = PeerId(str(failure.peer_id))
+            place = self._plan.describe(peer)
+        else:
+            peer, place = driver, f"{self._plan.describe(driver)}, which drives the request"
+        said = failure.message.removeprefix(place).removeprefix(": ")
+        link = " " if said.startswith(" ") else ": "
+        text = f"{place}{link}{clipped_report(said.lstrip(), MAX_REPORT_CHARACTERS + ADVICE_CHARACTERS)}"
+        return error_from_wire(failure.status, text, peer)

@@ -17,6 +17,8 @@ MAX_TRIES: Final = 8
 """Rings that are tried for one request: more failures at once are a failing network, which its user should hear of."""
 MAX_ACCUSATIONS: Final = 2
 """Other peers that a driver may blame before it is left out itself: it may be the one that lies."""
+MAX_TOLD: Final = 3
+"""Failures of which the error at the end tells."""
 MAX_REASON_CHARACTERS: Final = 160
 
 
@@ -91,7 +93,10 @@ class Attempts:
         if not self._failures:
             return error
         count = len(self._failures)
-        earlier = "; ".join(dict.fromkeys(f"{one.place}: {one.reason}" for one in self._failures))
+        reasons = list(dict.fromkeys(f"{one.place}: {one.reason}" for one in self._failures))
+        if len(reasons) > MAX_TOLD:
+            reasons[MAX_TOLD:] = [f"and {len(reasons) - MAX_TOLD} more"]
+        earlier = "; ".join(reasons)
         tries = "another ring was tried" if count == 1 else f"{count} other rings were tried"
         return type(error)(f"{error.message} (before that {tries}: {earlier})", error.peer)
 

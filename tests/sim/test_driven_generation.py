@@ -377,6 +377,35 @@ async def test_a_driver_that_breaks_the_protocol_is_named(what: str, autojump_cl
         await sim.assert_settled()
 
 
+REPORTS = {
+    "of itself": (None, "x" * 2_000, "stage 1 of 3 (layers 0:2, peer one), which drives the request: x"),
+    "of a stage": ("two", "x" * 2_000, "stage 2 of 3 (layers 2:4, peer two): x"),
+    "of a stage by name": ("two", "stage 2 of 3 (layers 2:4, peer two) went away", "peer two) went away"),
+    "of a stranger": ("stranger", "x" * 2_000, "stage 1 of 3 (layers 0:2, peer one), which drives the request: x"),
+}
+
+
+@pytest.mark.parametrize("what", REPORTS)
+async def test_a_long_report_is_clipped(what: str, autojump_clock: MockClock) -> None:
+    blamed, text, shown = REPORTS[what]
+    async with trio.open_nursery() as nursery:
+        sim = SimNodes(nursery)
+
+        async def fail(stream: Stream) -> None:
+            report = Failure("unavailable", text, None if blamed is None else PeerId(blamed))
+            await stream.send_all(encode(GENERATE, report))
+            await trio.sleep(5.0)
+
+        sim.network("one").serve(GENERATE, fail)
+        async with sim.node("client").generate(plan_of(*RING), request(), driver="first") as stream:
+            with pytest.raises(PeerUnavailableError) as caught:
+                await read_all(stream)
+        assert shown in caught.value.message
+        assert len(caught.value.message) <= 400
+        assert caught.value.message.endswith("…") == (len(text) > 1_000)
+        assert caught.value.message.count("peer two") <= 1
+
+
 async def test_a_budget_that_runs_out_ends_the_work(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         sim = ring_of_three(nursery, compute_s=1.0)

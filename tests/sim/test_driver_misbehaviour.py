@@ -10,7 +10,14 @@ from trio.testing import MockClock
 
 from shardp2p.coordinator.commands import Limits
 from shardp2p.coordinator.driver import LAP_S, OPEN_S
-from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError, RemoteProtocolError, ShardError
+from shardp2p.errors import (
+    MAX_REPORT_CHARACTERS,
+    ConfigError,
+    OverloadedError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    ShardError,
+)
 from shardp2p.vocabulary import SessionId, Slot
 from shardp2p.wire.channel import open_channel
 from shardp2p.wire.messages import (
@@ -215,6 +222,13 @@ async def test_a_failure_that_blames_another_stage_names_that_one(autojump_clock
     error = await blamed(1, CONTROL, after(0, Opened, lambda opened: [opened, failure]))
     assert error.peer == stage_id(2)
     assert "stage 2 of 2 (layers 3:6" in error.message
+
+
+async def test_a_stage_that_says_much_is_clipped(autojump_clock: MockClock) -> None:
+    failure = Failure("protocol", "x" * 2_000)
+    error = await blamed(1, CONTROL, after(0, Opened, lambda opened: [opened, failure]))
+    assert error.message.count("x") == MAX_REPORT_CHARACTERS - 1
+    assert error.message.endswith("x…")
 
 
 async def test_a_stage_without_room_declines_and_is_named(autojump_clock: MockClock) -> None:

@@ -13,7 +13,7 @@ from shardp2p.errors import (
     RemoteProtocolError,
     ShardError,
 )
-from shardp2p.scheduler.attempts import MAX_REASON_CHARACTERS, Attempts
+from shardp2p.scheduler.attempts import MAX_REASON_CHARACTERS, MAX_TOLD, Attempts
 from shardp2p.scheduler.plan import Plan, Stage
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
 
@@ -72,6 +72,16 @@ def test_after_enough_tries_the_last_error_tells_of_all() -> None:
         "nonsense (before that 2 other rings were tried: stage 2 of 2 (layers 1:2, peer b): cannot reach peer b: "
         "refused; stage 2 of 2 (layers 1:2, peer c): cannot reach peer c: refused)"
     )
+
+
+def test_only_the_first_failures_are_told() -> None:
+    attempts = Attempts(CLIENT)
+    for peer in "bcdefg":
+        attempts.failed(plan("a", peer), PeerUnavailableError("refused", peer), CLIENT)
+    told = attempts.gave_up(PeerUnavailableError("layers are missing")).message
+    assert "before that 6 other rings were tried" in told
+    assert told.count("refused") == MAX_TOLD
+    assert told.endswith("; and 3 more)")
 
 
 def test_reason_is_short_and_has_no_advice() -> None:
