@@ -6,6 +6,7 @@ edge where they arise (host/ and file edges), and nowhere else.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -87,6 +88,16 @@ BY_WIRE_STATUS: dict[str, type[ShardError]] = {
         OverloadedError,
     )
 }
+
+
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What writing fails by where the disk is full, or the user's share of it."""
+
+
+def write_advice(error: OSError, otherwise: str = "") -> str:
+    """What to do where a file cannot be written, as the end of a line: to free space, or else `otherwise`."""
+    advice = "free some space there" if error.errno in NO_ROOM else otherwise
+    return f"; {advice}" if advice else ""
 
 
 MAX_REPORT_CHARACTERS = 200

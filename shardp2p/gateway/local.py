@@ -20,7 +20,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError, first_of
+from shardp2p.errors import ConfigError, PeerUnavailableError, ShardError, first_of, write_advice
 from shardp2p.vocabulary import PeerId
 
 log = structlog.get_logger()
@@ -177,7 +177,9 @@ def _listen(path: Path) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen for this machine's commands at {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot listen for this machine's commands at {path}: {error.strerror}{write_advice(error)}"
+        ) from error
     return listener
 
 

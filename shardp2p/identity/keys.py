@@ -19,7 +19,7 @@ from pathlib import Path
 import base58
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shardp2p.errors import ConfigError
+from shardp2p.errors import ConfigError, write_advice
 from shardp2p.vocabulary import PeerId
 
 SEED_BYTES = 32
@@ -113,7 +113,7 @@ def load_or_create(path: Path) -> Identity:
         return _load(path)
     except OSError as error:
         raise ConfigError(
-            f"cannot make the identity {path}: {error.strerror}; make its directory writable, "
+            f"cannot make the identity {path}: {error.strerror}{write_advice(error, 'make its directory writable')}, "
             "or name another file with --identity FILE"
         ) from error
 
@@ -176,7 +176,9 @@ def hold(path: Path) -> Iterator[None]:
         lock_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot lock the identity {path}: {lock_path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot lock the identity {path}: {lock_path}: {error.strerror}{write_advice(error)}"
+        ) from error
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

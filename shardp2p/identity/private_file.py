@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardp2p.errors import ConfigError
+from shardp2p.errors import ConfigError, write_advice
 
 
 def write_private(path: Path, data: bytes, *, may_replace: bool = True) -> None:
@@ -31,7 +31,7 @@ def write_private(path: Path, data: bytes, *, may_replace: bool = True) -> None:
     except FileExistsError as error:
         raise ConfigError(f"the file {path} exists already; name another, or remove it") from error
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}{write_advice(error)}") from error
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ def append_lines(path: Path, lines: Sequence[str]) -> None:
             file.flush()
             os.fsync(descriptor)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}{write_advice(error)}") from error
 
 
 def read_lines(path: Path) -> list[str]:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardp2p.config import user_path
-from shardp2p.errors import ConfigError, IntegrityError, ShardError
+from shardp2p.errors import NO_ROOM, ConfigError, IntegrityError, ShardError
 from shardp2p.vocabulary import ModelId
 from shardp2p.weights.demo_model import NAME as DEMO_NAME
 from shardp2p.weights.importing import fetch, find_source, make
@@ -255,6 +254,7 @@ class ModelStore:
         facts = [(name, (directory / name).stat()) for name in source.file_names]
         key = hashlib.sha256(repr([(name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in facts]).encode())
         cached = self.root / ".cache" / f"{hashlib.sha256(str(directory).encode()).hexdigest()[:32]}.manifest"
+        _sweep_partial(cached.parent)
         with contextlib.suppress(OSError, IntegrityError, ConfigError):
             found, _, data = cached.read_bytes().partition(b"\n")
             if found == key.hexdigest().encode():
@@ -264,11 +264,34 @@ class ModelStore:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
             cached.parent.mkdir(parents=True, exist_ok=True)
             partial = cached.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(key.hexdigest().encode() + b"\n" + manifest.to_bytes())
-            partial.replace(cached)
-            for oldest in sorted(cached.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-_MAX_CACHED]:
+            try:
+                partial.write_bytes(key.hexdigest().encode() + b"\n" + manifest.to_bytes())
+                partial.replace(cached)
+            finally:
+                partial.unlink(missing_ok=True)
+            manifests = cached.parent.glob("*.manifest")
+            for oldest in sorted(manifests, key=lambda path: path.stat().st_mtime_ns)[:-_MAX_CACHED]:
                 oldest.unlink()
         return StoredModel(manifest.model, directory, manifest, is_imported=False)
+
+
+def _sweep_partial(cache: Path) -> None:
+    """Remove what processes that are no more left half written there; each has its pid as the suffix."""
+    with contextlib.suppress(OSError):
+        for partial in cache.iterdir():
+            pid = partial.suffix.removeprefix(".")
+            if pid.isdecimal() and not _runs(int(pid)):
+                partial.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 @contextlib.contextmanager
@@ -276,7 +299,7 @@ def _file_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_ROOM:
             # What a copy names is the file that it reads from.
             raise ConfigError(
                 f"the model store {root} has no room: {error.strerror}; make some, or choose another --data-dir"

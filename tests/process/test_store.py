@@ -204,6 +204,28 @@ def test_cache_stays_bounded(store: ModelStore, checkpoint: Path, monkeypatch: p
     assert len(list((store.root / ".cache").iterdir())) == 2
 
 
+def test_full_disk_leaves_nothing_in_the_cache(store: ModelStore, checkpoint: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        model = store.resolve(str(checkpoint))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((store.root / ".cache").iterdir()) == []
+    assert store.resolve(str(checkpoint)) == model
+
+
+def test_what_killed_processes_left_in_the_cache_is_removed(store: ModelStore, checkpoint: Path) -> None:
+    store.resolve(str(checkpoint))
+    (entry,) = (store.root / ".cache").iterdir()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for pid in (ended.pid, os.getppid()):
+        entry.with_suffix(f".{pid}").touch()
+    store.resolve(str(checkpoint))
+    assert sorted(path.suffix for path in entry.parent.iterdir()) == sorted((".manifest", f".{os.getppid()}"))
+
+
 def test_damaged_cache_is_made_anew(store: ModelStore, checkpoint: Path) -> None:
     first = store.resolve(str(checkpoint))
     (entry,) = (store.root / ".cache").iterdir()

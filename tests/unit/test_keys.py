@@ -17,6 +17,7 @@ from libp2p.peer.id import ID
 
 from shardp2p.errors import ConfigError
 from shardp2p.identity.keys import Identity, hold, load_or_create
+from shardp2p.identity.private_file import write_private
 
 SEED = bytes(range(32))
 
@@ -122,6 +123,19 @@ def test_identity_is_held_without_a_pid_where_the_disk_is_full(tmp_path: Path) -
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_identity_that_a_full_disk_cannot_take_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        for write in (load_or_create, lambda path: write_private(path, b"data")):
+            with pytest.raises(ConfigError, match="File too large; free some space there") as caught:
+                write(tmp_path / "identity.key")
+            assert "writable" not in caught.value.message
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", [Path(), Path("/")])
