@@ -309,7 +309,7 @@ class _Driver:
                         for outbox in outboxes:
                             outbox.put_commit(commit)
                     case NeedDraft():
-                        self._propose(command)
+                        await self._propose(command)
                     case Emit(tokens):
                         if self.result.ttft_s is None:
                             self.result.ttft_s = trio.current_time() - started
@@ -343,7 +343,7 @@ class _Driver:
         with blaming(self._plan.stages[0].peer_id):
             await sender.send(chunk)
 
-    def _propose(self, request: NeedDraft) -> None:
+    async def _propose(self, request: NeedDraft) -> None:
         if self._proposer is None:
             return
         if self._proposer.is_instant:
@@ -352,6 +352,7 @@ class _Driver:
         else:
             self._asked = request
             self._is_asked.set()
+            await trio.lowlevel.checkpoint()  # the proposer begins before a chunk is encoded
 
     async def _draft(self) -> None:
         """Have a proposer that takes its time answer, one request after the other; what is overtaken is left out."""
