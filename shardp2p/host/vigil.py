@@ -19,7 +19,7 @@ CALM_LOOK_S: Final = 0.5
 ROUND_TRIP_S: Final = 10.0
 """How old the measured round trip may get: windows grow by it."""
 SILENCE_S: Final = 4.0
-"""A peer that sends nothing for this long, pongs included, is gone; it is noticed at most one interval later."""
+"""A peer that sends nothing for this long, pongs included, is gone; it is noticed at most CALM_LOOK_S later."""
 ASK_S: Final = 0.15
 """A busy path is asked after so long a silence, or two round trips."""
 SUSPECT_S: Final = 0.25
@@ -98,8 +98,9 @@ class Vigil:
         """How long to sleep before looking; `is_waiting`: the path is lost, and time runs out for another."""
         self._looked_at = now
         self._pause_s = PING_INTERVAL_S
-        if not (self.is_early or self._is_asked):
-            self._pause_s = max(self.heard_at + CALM_S - now, CALM_LOOK_S)
+        if not self.is_early:
+            until = min(now + PING_INTERVAL_S, self.heard_at + SILENCE_S) if self._is_asked else self.heard_at + CALM_S
+            self._pause_s = max(until - now, CALM_LOOK_S)
         if is_waiting or (self.is_early and (self._is_asked or self._is_busy(now))):
             due_at = self._asked_at + self._patience_s if self._is_asked else self.heard_at + self._quiet_s(now)
             self._pause_s = max(due_at - now, SOON_S) if now < due_at < now + LOOK_S else LOOK_S

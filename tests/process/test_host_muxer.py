@@ -32,8 +32,11 @@ class Pipe:
     def __init__(self, end: End, is_initiator: bool) -> None:
         self._end = end
         self.is_initiator = is_initiator
+        self.is_stopped = False
 
     async def write(self, data: bytes) -> None:
+        if self.is_stopped:
+            return
         try:
             await self._end.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -181,6 +184,33 @@ async def test_silent_peer_fails_the_connection(autojump_clock: trio.testing.Moc
         stream = await near.open_stream()
         with trio.fail_after(6), pytest.raises(MuxedStreamReset, match="the peer has been silent for"):
             await stream.read(1)
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 0.4, 1.5, 5.0, 30.3])
+@pytest.mark.parametrize("is_movable", [False, True])
+async def test_a_peer_that_stops_is_gone_within_five_seconds_and_another_path_is_looked_for_before(
+    autojump_clock: trio.testing.MockClock, is_movable: bool, quiet_s: float
+) -> None:
+    async with muxed_pair() as (near, far):
+        assert isinstance(far, Muxer)
+        if is_movable:
+            near.link.be_named()
+            far.link.be_named()
+        stream = await near.open_stream()
+        answering = await far.accept_stream()
+        await answering.write(b"x")
+        assert await stream.read(1) == b"x"
+        await trio.sleep(quiet_s)
+        far.secured_conn.is_stopped = True  # type: ignore[attr-defined]
+        stopped = trio.current_time()
+        if is_movable:
+            await near.link.wait_trouble()
+            with trio.fail_after(4):
+                while near.link.lost is None:
+                    await trio.sleep(0.05)
+        with trio.move_on_at(stopped + 5) as scope, pytest.raises(MuxedStreamReset, match="has been silent for"):
+            await stream.read(1)
+        assert not scope.cancelled_caught
 
 
 async def test_peer_that_only_answers_pings_stays(autojump_clock: trio.testing.MockClock) -> None:
