@@ -21,6 +21,10 @@ from shardp2p.vocabulary import LayerRange, PeerId
 MAX_CLAIMS = 64
 """Claims that take part in one game; the others count as settled. The game takes time in the square of them."""
 
+UNEVEN = 5
+"""Where peers come and go all the time no layer has as many holders as memory allows: one that has a fifth less is
+not scarce, so nobody gives up its claim for it. With four holders or fewer each one counts."""
+
 
 def rank(digest: str, peer: PeerId) -> tuple[bytes, PeerId]:
     """The order in which peers keep their places in a model: the same for all, another one for each model."""
@@ -102,7 +106,8 @@ def _claims(shape: ModelShape, holders: Sequence[Holder]) -> list[_Claim]:
 def _first_to_move(layers: int, settled: Sequence[LayerRange], claims: Sequence[_Claim]) -> tuple[int, Option | None]:
     """The first of `claims` that would help more elsewhere, given all others, and where."""
     everything = counts(layers, [*settled, *(part for claim in claims for part in claim.ranges)])
-    level = allowed(everything)
+    even = allowed(everything)
+    level = even - even // UNEVEN
     for at, claim in enumerate(claims):
         held = list(everything)
         for layer in claim.layers:

@@ -25,6 +25,7 @@ def test_no_layer_is_lost_while_memory_suffices(seed: int) -> None:
     assert report.fewest_holders >= 2
     assert report.most_moves <= MOVES_AT_MOST
     assert report.moves_of_serving == 0
+    assert 15 * report.moves_of_claims <= report.joined
 
 
 def test_the_same_seed_gives_the_same_hour() -> None:

@@ -17,6 +17,8 @@ from shardp2p.scheduler.settling import must_move, resolve_conflict
 from shardp2p.scheduler.topology import Machine, ModelShape, Topology
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId
 
+ENDS = (("low", "0:3"), ("high", "3:6"))
+
 
 def shape(layers: int) -> ModelShape:
     return ModelShape(ModelId("tiny"), "ab" * 32, layers, layer_bytes=1000, hidden_bytes=100)
@@ -173,6 +175,14 @@ def test_claims_that_do_not_collide_stay() -> None:
     claims = [holder("a", "0:3", "placing"), holder("b", "3:6", "placing")]
     assert [resolve_conflict(shape(6), PeerId(peer), claims) for peer in "ab"] == [None, None]
     assert resolve_conflict(shape(6), PeerId("stranger"), claims) is None
+
+
+@pytest.mark.parametrize(("holders", "gives_way"), [(2, True), (3, True), (4, True), (20, False)])
+def test_a_claim_gives_way_for_one_holder_less_only_where_that_is_much(holders: int, gives_way: bool) -> None:
+    others = [holder(f"{end}{number}", layers) for number in range(holders) for end, layers in ENDS]
+    del others[-2:]
+    held = [*others, holder("twin", "0:3"), holder("a", "0:3", "placing")]
+    assert (resolve_conflict(shape(6), PeerId("a"), held) is not None) == gives_way
 
 
 def test_a_peer_that_runs_stays_while_nothing_is_missing() -> None:
