@@ -37,6 +37,7 @@ from shardp2p.swarm.paths import Paths, open_paths
 from shardp2p.swarm.probes import Prober
 from shardp2p.swarm.publisher import Coverage, essence
 from shardp2p.swarm.reachable import Reachable
+from shardp2p.swarm.roll import kept_sequence, kept_value, open_kept
 from shardp2p.swarm.sealed_records import open_record
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
 from shardp2p.swarm.silence import silence
@@ -91,6 +92,7 @@ class Member:
         self.node = Node(host)
         self.swarm: SwarmId = joined.swarm
         self.name = joined.name
+        self._joined = joined
         self.may_hold = joined.may_hold
         """Whether a peer's role lets it hold layers."""
         self.gossip = gossip
@@ -109,7 +111,7 @@ class Member:
             self.links,
             alive=self._alive,
             needed=self.node.ring_edges.warm,
-            is_busy=self._is_busy,
+            is_busy=self.node.is_busy,
             blame=self._blame,
         )
         paths.keep_ready(self.node.ring_edges.warm)
@@ -236,13 +238,14 @@ class Member:
             if not self.may_hold(peer):
                 return None
         kept = await self.directory.get(peer)
-        return None if kept is None else Sighting(open_record(kept, self.swarm), False)
+        return (
+            None
+            if kept is None
+            else Sighting(open_kept(kept, peer, self.swarm, self._joined.membership, time.time()), False)
+        )
 
     def _alive(self) -> Mapping[PeerId, Sequence[str]]:
         return {record.peer_id: record.addresses for record in self.live() if record.addresses}
-
-    def _is_busy(self) -> bool:
-        return self.node.is_busy()
 
     def _blame(self, peer: PeerId, error: ShardError) -> None:
         if isinstance(error, (RemoteProtocolError, IntegrityError)):
@@ -296,12 +299,14 @@ class Member:
                 topics = wanted
                 told = essence(own), trio.current_time() // REPUT_S
                 if told != before:
-                    await self.directory.put(self.gossip.own_sealed())
+                    try:
+                        await self.directory.put(kept_value(self.gossip.own_sealed(), self._joined.proof))
+                    except ShardError as error:  # others keep none of a peer that is not admitted any more
+                        log.warning("record_not_put", reason=error.message)
                     before = told
             found = {record.peer_id: record.addresses for record in self.live()}
-            for peer, addresses in found.items():
-                if learned.get(peer) != addresses:
-                    self.directory.learn(peer, addresses)
+            for peer, addresses in found.items() - learned.items():
+                self.directory.learn(peer, addresses)
             learned = found
             with trio.move_on_at(next_beat(trio.current_time(), RECORD_S)):
                 seen = await self.gossip.wait_change(seen)
@@ -343,6 +348,7 @@ async def open_member(
     if joined.membership is not None and (refusal := joined.membership.own_refusal(time.time())):
         raise ConfigError(turned_away(joined.name, refusal))
     bootstrap = bootstrap_of([*peers, *joined.peers], identity.peer_id)
+    sequence_of = partial(kept_sequence, joined.swarm, joined.membership, time.time)
     async with open_host(identity, listen, membership=joined.membership) as host:
         gossip = _make_gossip(host, identity, joined, bootstrap, is_listener=is_listener)
         serves = bool(listen) and not is_listener
@@ -350,7 +356,7 @@ async def open_member(
         reachable = Reachable(host, gossip.live, declared=reach.announce)
         async with (
             open_paths(host, reachable, links, gossip, reach) as paths,
-            open_directory(host, "shardp2p", partial(_sequence_of, joined), is_server=serves) as directory,
+            open_directory(host, "shardp2p", sequence_of, is_server=serves) as directory,
         ):
             member = Member(host, joined, gossip, directory, bootstrap, reachable, links, paths)
             with single_errors():
@@ -375,16 +381,9 @@ def _make_gossip(
         bootstrap=bootstrap,
         validators={REVOCATIONS: subject, USES: subject},
         is_listener=is_listener,
-        may_hold=joined.may_hold,
+        admission=joined.membership,
+        proof=joined.proof,
     )
-
-
-def _sequence_of(joined: JoinedSwarm, peer: PeerId, sealed: bytes) -> int:
-    """The sequence of a peer's record in the directory. Raises: RemoteProtocolError, IntegrityError."""
-    record = open_record(sealed, joined.swarm)
-    if record.peer_id != peer:
-        raise IntegrityError(f"a record of {record.peer_id} stands under {peer}")
-    return record.sequence
 
 
 def bootstrap_of(addresses: Sequence[str], own: PeerId) -> tuple[PeerAddress, ...]:

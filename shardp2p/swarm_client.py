@@ -6,7 +6,7 @@ scheduler/attempts.py. The client needs the model's tokenizer and manifest, and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -211,7 +211,9 @@ class SwarmClient:
                 await self._member.gossip.wait_change(seen)
 
     def _route(self, request: GenerationRequest, terms: Terms, avoid: Mapping[PeerId, str]) -> Route:
-        """The ring that is best now. Those who failed other requests lately are asked where nobody else can be."""
+        """The ring that is best now. Those who failed other requests lately are asked where nobody else can be; once a
+        ring of this request has failed, so are those whom nobody near us has met: they may exist in a claim alone.
+        """
         holders, refused = self._holders(terms)
         refused = {**refused, **avoid}
         own = self._member.peer_id
@@ -219,18 +221,22 @@ class SwarmClient:
             cache_rows=_cache_rows(request, terms),
             allowed=terms.allowed,
             blocked=terms.blocked,
-            avoid={**self._lately_failed(), **refused},
             driver=own if terms.driver == "local" or self._own_layers() else None,
             local_layers=self._own_layers(),
         )
         machines = {holder.peer_id: Machine(holder.peer_id, 0, holder.layer_s) for holder in holders}
         topology = self._member.topology(machines.values())
-        try:
-            return route_request(self._shape, needs, holders, topology)
-        except (PeerUnavailableError, OverloadedError):
-            if needs.avoid == refused:
-                raise
+        failed = self._lately_failed()
+        for last_resort in [{**self._unmet(holders), **failed}, failed] if avoid else [failed]:
+            if last_resort.keys() - refused.keys():
+                with suppress(PeerUnavailableError, OverloadedError):
+                    needs = replace(needs, avoid={**last_resort, **refused})
+                    return route_request(self._shape, needs, holders, topology)
         return route_request(self._shape, replace(needs, avoid=refused), holders, topology)
+
+    def _unmet(self, holders: Iterable[Holder]) -> dict[PeerId, str]:
+        met = self._member.gossip.met()
+        return {holder.peer_id: "was met by nobody near" for holder in holders if holder.peer_id not in met}
 
     def _holders(self, terms: Terms) -> tuple[tuple[Holder, ...], dict[PeerId, str]]:
         """Who says that it holds layers of the model, ourselves included, and whom not to believe."""

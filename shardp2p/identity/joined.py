@@ -39,6 +39,11 @@ class JoinedSwarm:
     peers: tuple[str, ...]
     membership: Membership | None
 
+    @property
+    def proof(self) -> bytes:
+        """The proof that we are in it; empty for an open one."""
+        return b"" if self.membership is None else self.membership.proof
+
     def may_hold(self, peer: PeerId) -> bool:
         """Whether `peer` may hold layers for others, as far as its role is known: that of whoever was connected."""
         return self.membership is None or self.membership.role(peer) != "client"

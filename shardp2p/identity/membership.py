@@ -102,20 +102,25 @@ class Membership:
         Raises: RefusedError when it may not be in the swarm; IntegrityError or RemoteProtocolError for a proof that is
         none, or another peer's.
         """
+        member = self.check(proof, peer, now_s)
+        self._admitted.pop(peer, None)
+        while len(self._admitted) >= MAX_REMEMBERED_PEERS:
+            del self._admitted[next(iter(self._admitted))]
+        self._admitted[peer] = member
+        return member
+
+    def check(self, proof: bytes, peer: PeerId, now_s: float) -> Member:
+        """As `admit`, for a peer that somebody else tells of: its role is not remembered."""
         member = read_member(proof)
         if member.peer != peer:
             raise IntegrityError(f"the proof of membership is that of {member.peer}", peer)
         if member.grant.swarm != self.swarm:
             raise RefusedError("other_swarm", peer)
-        refusal = self._refusal(member, now_s)
+        refusal = self.refusal(member, now_s)
         if refusal == "used_up":  # as far as was known until now
             refusal = self._first_use(member, proof, now_s)
         if refusal is not None:
             raise RefusedError(refusal, peer)
-        self._admitted.pop(peer, None)
-        while len(self._admitted) >= MAX_REMEMBERED_PEERS:
-            del self._admitted[next(iter(self._admitted))]
-        self._admitted[peer] = member
         return member
 
     def role(self, peer: PeerId) -> Role | None:
@@ -123,23 +128,19 @@ class Membership:
         member = self.own if peer == self.own.peer else self._admitted.get(peer)
         return None if member is None else member.grant.role
 
-    def clients(self) -> tuple[PeerId, ...]:
-        """The admitted peers that may hold no layers."""
-        return tuple(peer for peer, member in self._admitted.items() if member.grant.role == "client")
-
     def ended(self, connected: Iterable[PeerId], now_s: float) -> tuple[tuple[PeerId, Refusal], ...]:
         """Which of the connected peers may not be in the swarm any more, and why."""
         found: list[tuple[PeerId, Refusal]] = []
         for peer in connected:
             member = self._admitted.get(peer)
-            refusal: Refusal | None = "invalid" if member is None else self._refusal(member, now_s)
+            refusal: Refusal | None = "invalid" if member is None else self.refusal(member, now_s)
             if refusal is not None:
                 found.append((peer, refusal))
         return tuple(found)
 
     def own_refusal(self, now_s: float) -> Refusal | None:
         """Why the others do not, or no longer, admit us; None while they do."""
-        return self._refusal(self.own, now_s)
+        return self.refusal(self.own, now_s)
 
     def receive(self, statement: bytes, now_s: float) -> bool:
         """Take up a statement from gossip or from disk; whether it was news. News is passed on by `pending`.
@@ -172,7 +173,8 @@ class Membership:
         """The statements that are kept on disk. Uses need not be: who used an invite shows it at every connection."""
         return tuple(revocation_statement(data) for data in self.revocations.sealed())
 
-    def _refusal(self, member: Member, now_s: float) -> Refusal | None:
+    def refusal(self, member: Member, now_s: float) -> Refusal | None:
+        """Why a member whose proof was checked does not count now; None while it does."""
         if self.revocations.is_revoked(member, public_bytes_of(member.peer)):
             return "revoked"
         if member.grant.is_expired(now_s):
@@ -188,7 +190,7 @@ class Membership:
             self._take_use(member, proof)
         except OverloadedError:
             return "used_up"
-        return self._refusal(member, now_s)
+        return self.refusal(member, now_s)
 
     def _take_use(self, member: Member, proof: bytes) -> bool:
         is_news = self._uses.receive(member, proof)

@@ -18,11 +18,13 @@ from random import Random
 from typing import Final
 
 from shardp2p.identity.keys import Identity
+from shardp2p.identity.token import Invite, Member, Refusal, read_member
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.links import rough
 from shardp2p.swarm.neighbours import CHOSEN, Connected, Neighbours
 from shardp2p.swarm.pace import lifetime_s, period_s
 from shardp2p.swarm.publisher import Coverage, Publisher
+from shardp2p.swarm.roll import Roll
 from shardp2p.swarm.sealed_records import open_record
 from shardp2p.swarm.view_events import GossipEvent, Vanished
 from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
@@ -41,6 +43,7 @@ OVERHEAD_BYTES: Final = 12 + 18
 EMPTY_BYTES: Final = len(encode(GOSSIP, News()))
 UNIX_S: Final = 1_700_000_000.0
 _DIGEST: Final = sha256(b"a-model").hexdigest()
+INVITE_S: Final = 30 * 86_400.0
 PERIODS: Final = 2.0
 """How long what it costs is measured, in heartbeats of one peer."""
 
@@ -72,10 +75,13 @@ class Epidemic:
         self.now = 0.0
         self.peers: dict[PeerId, SimulatedPeer] = {}
         self._rng = Random(seed)
-        self._swarm = SwarmId(self._identity().peer_id)
+        owner = self._identity()
+        self._swarm = SwarmId(owner.peer_id)
+        self._invite = Invite.issue(owner, "a swarm", UNIX_S, INVITE_S, key=Identity.from_seed(bytes(32)))
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._opened: dict[bytes, CoverageRecord] = {}
+        self._members: dict[bytes, Member] = {}
 
     def join(
         self, entrances: int = 1, says: Callable[[Coverage], Coverage] = lambda coverage: coverage
@@ -137,10 +143,11 @@ class Epidemic:
     def _peer(self, told: Iterable[PeerId], linked: Iterable[PeerId]) -> SimulatedPeer:
         identity = self._identity()
         rng = Random(self._rng.random())
-        publisher = Publisher(identity, self._swarm, rng, rng.randbytes)
+        proof = self._invite.claim(identity, UNIX_S)
+        publisher = Publisher(identity, self._swarm, rng, rng.randbytes, membership=proof)
         peer = SimulatedPeer(
             identity,
-            Gossip(publisher, self._swarm, opener=self._open),
+            Gossip(publisher, self._swarm, opener=self._open, roll=Roll(self)),
             Neighbours(identity.peer_id, [PeerAddress(other, ("/",)) for other in told], rng),
             {},
             typical_coverage(identity.peer_id, linked),
@@ -158,6 +165,17 @@ class Epidemic:
         if record is None:
             record = self._opened[sealed] = open_record(sealed, swarm)
         return record
+
+    def check(self, proof: bytes, peer: PeerId, now_s: float) -> Member:
+        """As `_open`, for proofs of membership."""
+        member = self._members.get(proof)
+        if member is None:
+            member = self._members[proof] = read_member(proof)
+        return member
+
+    def refusal(self, member: Member, now_s: float) -> Refusal | None:
+        """Nobody is revoked here."""
+        return None
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         self._order += 1

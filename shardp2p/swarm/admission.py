@@ -90,8 +90,7 @@ async def watch_membership(
         if news and kept is not None:
             _keep(kept, membership)
         shut_out = await _admit_no_others(membership, shut_out, gossip, host, now_s)
-        for peer in membership.clients():  # their roles may have become known after what they said
-            gossip.forbid_layers(peer)
+        gossip.recheck()
         if membership.own_refusal(now_s) is not None:
             refused.set()
         await trio.sleep_until(next_beat(trio.current_time(), MEMBERSHIP_S))

@@ -17,10 +17,13 @@ SCAN: Final = 1024
 
 
 class Asking:
-    """The records that we lack and whom we asked. `sequence_of` says which sequence of a peer we have."""
+    """The records that we lack and whom we asked. `sequence_of` says which sequence of a peer we have, and
+    `lacks_proof` whether we need its proof of membership too.
+    """
 
-    def __init__(self, sequence_of: Callable[[ShortId], int]) -> None:
+    def __init__(self, sequence_of: Callable[[ShortId], int], lacks_proof: Callable[[ShortId], bool]) -> None:
         self._sequence_of = sequence_of
+        self._lacks_proof = lacks_proof
         self._asked_of: dict[ShortId, PeerId] = {}
 
     def want(self, exchange: Exchange, short: ShortId, sequence: int, now: float) -> None:
@@ -47,7 +50,7 @@ class Asking:
                 del exchange.has_newer[short]
             elif is_disputed or short not in self._asked_of:
                 del exchange.has_newer[short]
-                exchange.asked[short] = Asked(now, sequence)
+                exchange.asked[short] = Asked(now, sequence, self._lacks_proof(short))
                 self._asked_of.setdefault(short, exchange.peer)
                 asks.append(short)
         return tuple(asks)

@@ -11,6 +11,9 @@ from shardp2p.wire.news import ShortId
 DISBELIEF_S: Final = 600.0
 """How long a peer is not believed that said two things under one sequence, or what its role does not let it."""
 
+REFUSED_S: Final = 5.0
+"""How long we ask nobody about a peer that was told of and is not admitted."""
+
 
 class Disbelief:
     """At most `most` peers; of more, those that were refused first are believed again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, Protocol, TypeVar
 
 from shardp2p.swarm.strikes import TokenBucket
@@ -54,6 +54,7 @@ class Asked:
 
     at: float
     sequence: int = 0
+    with_proof: bool = False
 
 
 class Shelf(Protocol):
@@ -75,7 +76,7 @@ class Allowance:
     def spend(self, news: News, now: float) -> bool:
         """Whether the peer may send this message now."""
         unasked = 34 * len(news.heartbeats) + 17 * len(news.offers)
-        wants = len(news.record_wants) + len(news.value_wants)
+        wants = len(news.record_wants) + len(news.value_wants) + len(news.proof_wants)
         return self._messages.spend(1, now) and self._bytes.spend(unasked, now) and self._wants.spend(wants, now)
 
 
@@ -102,6 +103,9 @@ class Queue(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def __contains__(self, name: K) -> bool:
+        return name in self._names
 
     def add(self, name: K) -> None:
         """Append `name` unless it is there."""
@@ -133,6 +137,7 @@ class Exchange:
         self.heartbeats: Queue[ShortId] = Queue()
         self.urgent: Queue[ShortId] = Queue()
         self.records: Queue[ShortId] = Queue()
+        self.proofs: Queue[ShortId] = Queue()
         self.offers: Queue[ValueId] = Queue()
         self.values: Queue[ValueId] = Queue()
         self.offered: Queue[ValueId] = Queue()
@@ -155,6 +160,15 @@ class Exchange:
             self._calm_at = min(self._calm_at, at)
         self.hurry(at)
 
+    def owe(self, news: News) -> None:
+        """The neighbour asks for this."""
+        for short in news.proof_wants:
+            self.proofs.add(short)
+        for short in (*news.record_wants, *news.proof_wants):
+            self.records.add(short)
+        for wanted in news.value_wants:
+            self.values.add(wanted)
+
     def knows(self, short: ShortId) -> None:
         """The neighbour need not hear of that peer."""
         self.heartbeats.discard(short)
@@ -172,7 +186,7 @@ class Exchange:
         Sets `due_at` for what is left.
         """
         self.due_at = math.inf
-        records = self._packed(self.records, MAX_RECORDS, lambda short: shelf.news_of(short, now))
+        records = self._packed(self.records, MAX_RECORDS, lambda short: self._record(shelf, short, now))
         for record in records:
             self.knows(record.heartbeat.short)
         values = self._packed(self.values, MAX_VALUES, shelf.value_of)
@@ -183,10 +197,12 @@ class Exchange:
         heard = (shelf.heartbeat_of(short, now) for short in shorts)
         value_wants = tuple(self.offered.take(min(MAX_WANTS, MAX_ASKED - min(MAX_ASKED, len(self.asked_values)))))
         self.asked_values.update(dict.fromkeys(value_wants, Asked(now)))
+        wants = asks(self, now)
         news = News(
             heartbeats=tuple(heartbeat for heartbeat in heard if heartbeat is not None),
             records=tuple(records),
-            record_wants=asks(self, now),
+            record_wants=tuple(short for short in wants if not self.asked[short].with_proof),
+            proof_wants=tuple(short for short in wants if self.asked[short].with_proof),
             offers=tuple(self.offers.take(MAX_OFFERS)),
             value_wants=value_wants,
             values=tuple(values),
@@ -204,6 +220,14 @@ class Exchange:
         self.asked_values = {value: asked for value, asked in self.asked_values.items() if now - asked.at < LATE_S}
         return [short for short, asked in self.asked.items() if now - asked.at >= ANSWER_S]
 
+    def _record(self, shelf: Shelf, short: ShortId, now: float) -> RecordNews | None:
+        """The news of a peer, with its proof of membership where the neighbour is to have it."""
+        news = shelf.news_of(short, now)
+        if news is None or short not in self.proofs:
+            return news and replace(news, membership=b"")
+        self.proofs.discard(short)
+        return news
+
     def _packed(self, queue: Queue[K], most: int, find: Callable[[K], N | None]) -> list[N]:
         """The first of `queue` that fit into one message."""
         found: list[N] = []
@@ -212,5 +236,5 @@ class Exchange:
             (name,) = queue.take(1)
             if (item := find(name)) is not None:
                 found.append(item)
-                room -= len(item.sealed)
+                room -= item.size
         return found

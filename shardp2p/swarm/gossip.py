@@ -13,7 +13,8 @@ from shardp2p.swarm.asking import Asking
 from shardp2p.swarm.blame import FORBIDDEN, FORGED, Blame
 from shardp2p.swarm.exchange import CALM_S, URGENT_S, Allowances, Exchange
 from shardp2p.swarm.publisher import Publisher
-from shardp2p.swarm.sealed_records import MayHold, OpenRecord, open_record, payload_of, short_id, short_of
+from shardp2p.swarm.roll import Roll
+from shardp2p.swarm.sealed_records import OpenRecord, open_record, payload_of, short_id, short_of
 from shardp2p.swarm.shared_values import SharedValues, Validator, value_id
 from shardp2p.swarm.strikes import BREACH, FORGERY, NUISANCE, Strikes
 from shardp2p.swarm.view import MAX_PEERS, View
@@ -34,17 +35,17 @@ class Gossip:
         strikes: Strikes | None = None,
         opener: OpenRecord = open_record,
         max_peers: int = MAX_PEERS,
-        may_hold: MayHold = lambda peer: True,
+        roll: Roll | None = None,
     ) -> None:
         self.own = own
-        self.view = View(swarm, max_peers=max_peers, opener=opener, may_hold=may_hold)
+        self.view = View(swarm, max_peers=max_peers, opener=opener, roll=roll)
         self.values = SharedValues(validators or {})
         self.strikes = strikes or Strikes()
         self._swarm = swarm
         self._open = opener
         self._neighbours: dict[PeerId, Exchange] = {}
         self._allowances = Allowances()
-        self._asking = Asking(self._sequence_of)
+        self._asking = Asking(self._sequence_of, lambda short: short != own.short and self.view.roll.lacks(short))
         self._events: list[GossipEvent] = []
         self._blame = Blame(self.strikes)
 
@@ -57,6 +58,7 @@ class Gossip:
         """`peer` is a neighbour from now on, and is to hear all that we know. Raises ConfigError for no peer id."""
         self.disconnect(peer)
         exchange = self._neighbours[peer] = Exchange(peer, short_id(peer), self._allowances.of(peer, now))
+        exchange.proofs.add(self.own.short)
         if self.own.record is not None:
             exchange.records.add(self.own.short)
         for short in self.view.shorts():
@@ -105,11 +107,9 @@ class Gossip:
             self._events.append(event)
         return self._taken_events()
 
-    def forbid_layers(self, peer: PeerId, now: float) -> list[GossipEvent]:
-        """`peer` may hold no layers, as is known now: strike it if it says that it does."""
-        if (event := self.view.forbid_layers(peer, now)) is not None:
-            self._events.append(event)
-            self._blame.strike(peer, BREACH, FORBIDDEN, now)
+    def recheck(self) -> list[GossipEvent]:
+        """Forget who is not admitted any more, by what became known."""
+        self._events += self.view.recheck()
         return self._taken_events()
 
     def let_in(self, peer: PeerId) -> None:
@@ -127,15 +127,12 @@ class Gossip:
                 self._learn(exchange, record, now)
         for heartbeat in news.heartbeats:
             self._hear(exchange, heartbeat, now)
-        for short in news.record_wants:
-            exchange.records.add(short)
+        exchange.owe(news)
         for offer in news.offers:
             exchange.offers.discard(offer)
             if self.values.lacks(offer):
                 exchange.offered.add(offer)
-        for wanted in news.value_wants:
-            exchange.values.add(wanted)
-        if news.record_wants or news.value_wants or news.offers:
+        if news.record_wants or news.proof_wants or news.value_wants or news.offers:
             exchange.hurry(now)
         for value in news.values:
             with self._blame.striking(exchange.peer, now):
@@ -182,6 +179,8 @@ class Gossip:
                 raise IntegrityError(FORGED)
             case "old" if news.heartbeat.sequence < self.view.sequence_of(short):
                 exchange.tell(short, now + URGENT_S, is_urgent=True)
+            case "unproven" if asked is None or not asked.with_proof:
+                self._asking.want(exchange, short, news.heartbeat.sequence, now)
             case "contradiction":
                 self._blame.strike(self._signer(news), FORGERY, "signed two records under one sequence", now)
             case "forbidden":

@@ -19,7 +19,7 @@ from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.neighbours import Connected, Neighbours
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.pump import TICK_S, Pump
-from shardp2p.swarm.sealed_records import MayHold
+from shardp2p.swarm.roll import Admits, Roll
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.strikes import BREACH, Strikes
 from shardp2p.swarm.twins import TwinSeen
@@ -57,19 +57,23 @@ class GossipService:
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         unix_clock: Callable[[], float] = time.time,
         is_listener: bool = False,
-        may_hold: MayHold = lambda peer: True,
+        admission: Admits | None = None,
+        proof: bytes = b"",
     ) -> None:
-        """A listener hears and passes on everything, and says nothing of itself."""
+        """A listener hears and passes on everything, and says nothing of itself.
+
+        In a private swarm `admission` says whose records count, and `proof` shows others that ours do.
+        """
         rng = rng or Random(secrets.randbits(64))
         self._network = network
         self._swarm = swarm
         self._unix_clock = unix_clock
         self._gossip = Gossip(
-            Publisher(identity, swarm, rng, entropy, is_silent=is_listener),
+            Publisher(identity, swarm, rng, entropy, is_silent=is_listener, membership=proof),
             swarm,
             validators=validators,
             strikes=strikes,
-            may_hold=may_hold,
+            roll=Roll(admission, unix_clock),
         )
         self._neighbours = Neighbours(identity.peer_id, bootstrap, rng)
         self._conversations: dict[PeerId, Conversation] = {}
@@ -104,6 +108,11 @@ class GossipService:
     def neighbours(self) -> tuple[PeerId, ...]:
         """With whom a gossip stream stands."""
         return tuple(self._conversations)
+
+    def met(self) -> frozenset[PeerId]:
+        """With whom we gossip, and whom they or we have measured."""
+        near = {self._network.peer_id, *self._conversations}
+        return frozenset(near.union(link.peer for one in self.live() if one.peer_id in near for link in one.links))
 
     @property
     def changes(self) -> int:
@@ -144,9 +153,9 @@ class GossipService:
         self._apply(self._gossip.shut_out(peer, trio.current_time()))
         self._end(peer)
 
-    def forbid_layers(self, peer: PeerId) -> None:
-        """`peer` may hold no layers, as is known now: believe nothing of it for a while if it says that it does."""
-        self._apply(self._gossip.forbid_layers(peer, trio.current_time()))
+    def recheck(self) -> None:
+        """Believe and tell nothing any more of whoever is not admitted now, whether connected to us or not."""
+        self._apply(self._gossip.recheck())
 
     def let_in(self, peer: PeerId) -> None:
         """Believe `peer` again, which was shut out and has a later invite."""

@@ -15,6 +15,8 @@ LIFETIME_S: Final = 10.0
 """A peer that is not heard for so long is gone, in a small swarm."""
 LIFETIME_STEP: Final = 1.178
 """Lifetimes come in steps, because each change of it is a new record."""
+LONGEST_LIFETIMES: Final = 4.0
+"""Others may see eight times as many peers as we do."""
 HEARTBEATS_PER_LIFETIME: Final = 3.0
 MINOR_CHANGE_S: Final = 10.0
 REMEASURED_S: Final = 60.0
@@ -29,6 +31,11 @@ def lifetime_s(size: int, current_s: float = 0.0) -> float:
     """
     needed = LIFETIME_S * LIFETIME_STEP ** math.ceil(_steps(size))
     return current_s if needed <= current_s <= needed * LIFETIME_STEP * 1.01 else needed
+
+
+def longest_lifetime_s(size: int) -> float:
+    """After so long without a heartbeat a peer is gone for who sees `size` peers, whatever its record says."""
+    return LONGEST_LIFETIMES * lifetime_s(size)
 
 
 def period_s(lifetime: float) -> float:

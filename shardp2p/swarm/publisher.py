@@ -67,7 +67,7 @@ def essence(coverage: Coverage | CoverageRecord) -> Hashable:
 
 
 class Publisher:
-    """Makes our records and heartbeats. `entropy(n)` gives n secret random bytes."""
+    """Makes our records and heartbeats. `entropy(n)` gives n secret random bytes; `membership` is our proof of it."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Publisher:
         entropy: Callable[[int], bytes],
         *,
         is_silent: bool = False,
+        membership: bytes = b"",
     ) -> None:
         self.short = short_id(identity.peer_id)
         self._identity = identity
@@ -84,6 +85,7 @@ class Publisher:
         self._rng = rng
         self._entropy = entropy
         self._is_silent = is_silent
+        self._membership = membership
         self._wanted = Coverage()
         self._published: Coverage | None = None
         self._is_leaving = False
@@ -142,7 +144,7 @@ class Publisher:
     def news(self, now: float) -> RecordNews | None:
         """Our newest record with its newest heartbeat."""
         heartbeat = self.heartbeat(now)
-        return None if heartbeat is None else RecordNews(self._sealed, heartbeat)
+        return None if heartbeat is None else RecordNews(self._sealed, heartbeat, self._membership)
 
     def heartbeat(self, now: float) -> Heartbeat | None:
         """Our newest heartbeat; None before the first record."""

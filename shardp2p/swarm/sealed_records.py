@@ -14,8 +14,6 @@ from shardp2p.wire.news import ShortId
 from shardp2p.wire.records import RECORD_DOMAIN, CoverageRecord, decode_record, encode_record
 
 OpenRecord = Callable[[bytes, SwarmId], CoverageRecord]
-MayHold = Callable[[PeerId], bool]
-"""Whether a peer's role, as far as it is known, lets it hold layers."""
 
 _PAYLOAD: Final = slice(SEAL_BYTES, None)
 

@@ -11,14 +11,16 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from shardp2p.errors import RemoteProtocolError
-from shardp2p.swarm.disbelief import DISBELIEF_S, Disbelief
+from shardp2p.swarm.disbelief import DISBELIEF_S, REFUSED_S, Disbelief
 from shardp2p.swarm.heartbeats import check_proof, is_link
-from shardp2p.swarm.sealed_records import MayHold, OpenRecord, open_record, payload_of, short_id
+from shardp2p.swarm.pace import longest_lifetime_s
+from shardp2p.swarm.roll import Roll
+from shardp2p.swarm.sealed_records import OpenRecord, open_record, payload_of, short_id
 from shardp2p.swarm.strikes import TokenBucket
-from shardp2p.swarm.view_events import Appeared, Lesson, Reason, Updated, Vanished, ViewEvent
+from shardp2p.swarm.view_events import Appeared, Hearing, Lesson, Reason, Updated, Vanished, ViewEvent
 from shardp2p.vocabulary import PeerId, SwarmId
 from shardp2p.wire.news import Heartbeat, RecordNews, ShortId
 from shardp2p.wire.records import MAX_CHAIN_LENGTH, MAX_LIFETIME_S, CoverageRecord
@@ -34,11 +36,6 @@ LEAST_GAP_S: Final = 1.0
 RECORDS_AT_ONCE: Final = 12
 RECORDS_S: Final = 0.5
 """New records of one peer that we take in; `swarm.publisher` stays below."""
-
-Hearing = Literal["news", "known", "old", "wanted", "disputed", "ignored"]
-"""What a heartbeat was: news is to be passed on; wanted needs a record that we lack; disputed does not fit our record,
-so either its sender lies or the peer said two things under one sequence.
-"""
 
 
 @dataclass(slots=True)
@@ -62,12 +59,12 @@ class View:
         *,
         max_peers: int = MAX_PEERS,
         opener: OpenRecord = open_record,
-        may_hold: MayHold = lambda peer: True,
+        roll: Roll | None = None,
     ) -> None:
         self._swarm = swarm
         self._max_peers = max_peers
         self._open = opener
-        self._may_hold = may_hold
+        self.roll = roll or Roll()
         self._entries: dict[ShortId, _Entry] = {}
         self._gone: OrderedDict[ShortId, tuple[int, int]] = OrderedDict()
         self._disbelief = Disbelief(MAX_PEERS)
@@ -111,8 +108,9 @@ class View:
 
     def news_of(self, short: ShortId, now: float) -> RecordNews | None:
         """The newest record of a peer with its newest heartbeat."""
-        heartbeat = self.heartbeat_of(short, now)
-        return None if heartbeat is None else RecordNews(self._entries[short].sealed, heartbeat)
+        if (heartbeat := self.heartbeat_of(short, now)) is None:
+            return None
+        return RecordNews(self._entries[short].sealed, heartbeat, self.roll.proof_of(short))
 
     def hear(self, heartbeat: Heartbeat, now: float) -> Hearing:
         """Take in a heartbeat that a neighbour sent."""
@@ -164,11 +162,20 @@ class View:
         check_proof(record, news.heartbeat)
         if entry is not None and self._contradicts(entry, record, news.sealed):
             return Lesson("contradiction", self._refuse(short, now + DISBELIEF_S, "contradiction"))
-        if record.held and not self._may_hold(record.peer_id):
-            return Lesson("forbidden", self._refuse(short, now + DISBELIEF_S, "forbidden"))
         if not self._is_acceptable(entry, record, news.heartbeat, now):
             return Lesson("old")
-        return Lesson("news", self._store(short, record, news, now))
+        return self._judge(short, record, news, now)
+
+    def _judge(self, short: ShortId, record: CoverageRecord, news: RecordNews, now: float) -> Lesson:
+        """Take in a valid record that is newer than what we know, if its peer is a member."""
+        judgement = self.roll.judge(record, short, news.membership)
+        if judgement == "believed":
+            return Lesson("news", self._store(short, record, news, now))
+        if judgement == "unproven":
+            return Lesson("unproven")
+        if judgement == "refused":
+            return Lesson("refused", self._refuse(short, now + REFUSED_S, "shut out"))
+        return Lesson("forbidden", self._refuse(short, now + DISBELIEF_S, "forbidden"))
 
     def _contradicts(self, entry: _Entry, record: CoverageRecord, sealed: bytes) -> bool:
         return record.sequence == entry.record.sequence and payload_of(sealed) != payload_of(entry.sealed)
@@ -188,16 +195,15 @@ class View:
         entry = self._entries.get(short)
         allowance = TokenBucket(RECORDS_S, RECORDS_AT_ONCE, now) if entry is None else entry.allowance
         before = None if entry is None or entry.record.is_departure else entry.record
-        if entry is not None:
-            self._departed -= entry.record.is_departure
-        self._departed += record.is_departure
+        self._departed += record.is_departure - (entry is not None and entry.record.is_departure)
         beat, lifetime_s = news.heartbeat, DEPARTURE_KEPT_S if record.is_departure else record.lifetime_s
         self._entries[short] = _Entry(
             record, news.sealed, beat.count, beat.proof, now, now - beat.age_s, allowance, lifetime_s
         )
         self._gone.pop(short, None)
         self._live = None
-        self._none_silent_before = min(self._none_silent_before, now - beat.age_s + lifetime_s)
+        longest = longest_lifetime_s(len(self) + 1)
+        self._none_silent_before = min(self._none_silent_before, now - beat.age_s + min(lifetime_s, longest))
         if record.is_departure:
             return None if before is None else Vanished(before, "left")
         return Appeared(record) if before is None else Updated(record, before)
@@ -207,16 +213,16 @@ class View:
         # A heartbeat only puts off the end of its peer, so before the earliest end of the last look nobody has ended.
         if now < self._none_silent_before:
             return []
-        silent = [short for short, entry in self._entries.items() if now - entry.alive_at >= entry.lifetime_s]
+        longest = longest_lifetime_s(len(self) + 1)
+        ends = {short: entry.alive_at + min(entry.lifetime_s, longest) for short, entry in self._entries.items()}
+        silent = [short for short, end in ends.items() if end <= now]
         events = [event for short in silent if (event := self._remove(short, "silent")) is not None]
-        ends = (entry.alive_at + entry.lifetime_s for entry in self._entries.values())
-        self._none_silent_before = min(ends, default=math.inf)
+        self._none_silent_before = min((end for end in ends.values() if end > now), default=math.inf)
         return events
 
-    def forbid_layers(self, peer: PeerId, now: float) -> ViewEvent | None:
-        """Its role became known, which lets it hold none: do not believe it for a while if it says that it does."""
-        record = self.record_of(peer)
-        return self._refuse(short_id(peer), now + DISBELIEF_S, "forbidden") if record and record.held else None
+    def recheck(self) -> list[ViewEvent]:
+        """Forget who is not admitted any more."""
+        return [event for short in self.roll.ended() if (event := self._remove(short, "shut out")) is not None]
 
     def shut_out(self, peer: PeerId) -> ViewEvent | None:
         """Do not believe this peer until it is let in again: it was revoked."""
@@ -235,6 +241,7 @@ class View:
         if entry is None:
             return None
         self._live = None
+        self.roll.forget(short)
         self._departed -= entry.record.is_departure
         count = MAX_CHAIN_LENGTH if entry.record.is_departure else entry.count
         self._gone[short] = entry.record.sequence, count

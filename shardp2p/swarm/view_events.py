@@ -35,16 +35,22 @@ class Vanished:
     reason: Reason
 
 
+Hearing = Literal["news", "known", "old", "wanted", "disputed", "ignored"]
+"""What a heartbeat was: news is to be passed on; wanted needs a record that we lack; disputed does not fit our record,
+so either its sender lies or the peer said two things under one sequence.
+"""
+
 ViewEvent = Appeared | Updated | Vanished
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """What a sealed record was: `same` is the very record that we have, `news` is to be passed on, `forbidden` names
-    layers that its peer's role does not let it hold.
+    layers that its peer's role does not let it hold, `unproven` needs the proof that its peer is a member, and
+    `refused` is that of a peer which is none.
     """
 
-    verdict: Literal["news", "same", "old", "contradiction", "forbidden"]
+    verdict: Literal["news", "same", "old", "contradiction", "forbidden", "unproven", "refused"]
     event: ViewEvent | None = None
 
 

@@ -23,6 +23,8 @@ MAX_WANTS: Final = 128
 MAX_OFFERS: Final = 256
 MAX_RECORDS: Final = 64
 MAX_VALUES: Final = 64
+MAX_MEMBERSHIP_BYTES: Final = 1024
+"""What identity.token.MAX_MEMBER_BYTES allows."""
 MAX_VALUE_BYTES: Final = 8 * 1024
 MAX_REASON_CHARACTERS: Final = 200
 MAX_KIND: Final = 255
@@ -66,41 +68,48 @@ def _write_news(news: News) -> bytes:
     return gossip_pb2.News(
         heartbeats=b"".join(map(_write_heartbeat, news.heartbeats)),
         records=[
-            gossip_pb2.RecordNews(sealed=record.sealed, heartbeat=_write_heartbeat(record.heartbeat))
+            gossip_pb2.RecordNews(
+                sealed=record.sealed, heartbeat=_write_heartbeat(record.heartbeat), membership=record.membership
+            )
             for record in news.records
         ],
         record_wants=b"".join(news.record_wants),
         offers=_write_ids(news.offers),
         value_wants=_write_ids(news.value_wants),
         values=[gossip_pb2.ValueNews(kind=value.kind, sealed=value.sealed) for value in news.values],
+        proof_wants=b"".join(news.proof_wants),
     ).SerializeToString(deterministic=True)
 
 
 def _read_news(wire: gossip_pb2.News) -> News:
     check_count(len(wire.records), MAX_RECORDS, "records")
     check_count(len(wire.values), MAX_VALUES, "values")
-    _check_packed(wire.record_wants, SHORT_BYTES, "wants")
-    wants = wire.record_wants
     return News(
         heartbeats=tuple(_read_heartbeats(wire.heartbeats)),
         records=tuple(map(_read_record, wire.records)),
-        record_wants=tuple(ShortId(wants[at : at + SHORT_BYTES]) for at in range(0, len(wants), SHORT_BYTES)),
+        record_wants=_read_wants(wire.record_wants),
         offers=_read_ids(wire.offers),
         value_wants=_read_ids(wire.value_wants),
         values=tuple(ValueNews(value.kind, value.sealed) for value in wire.values),
+        proof_wants=_read_wants(wire.proof_wants),
     )
+
+
+def _read_wants(packed: bytes) -> tuple[ShortId, ...]:
+    _check_packed(packed, SHORT_BYTES, "wants")
+    return tuple(ShortId(packed[at : at + SHORT_BYTES]) for at in range(0, len(packed), SHORT_BYTES))
 
 
 def _read_record(wire: gossip_pb2.RecordNews) -> RecordNews:
     heartbeats = tuple(_read_heartbeats(wire.heartbeat))
     if len(heartbeats) != 1:
         raise InvalidError(f"a record comes with one heartbeat, not {len(heartbeats)}")
-    return RecordNews(wire.sealed, heartbeats[0])
+    return RecordNews(wire.sealed, heartbeats[0], wire.membership)
 
 
 def _check_news(news: News) -> None:
     check_count(len(news.heartbeats), MAX_HEARTBEATS, "heartbeats")
-    check_count(len(news.record_wants), MAX_WANTS, "wants")
+    check_count(len(news.record_wants) + len(news.proof_wants), MAX_WANTS, "wants")
     check_count(len(news.value_wants), MAX_WANTS, "wants")
     check_count(len(news.offers), MAX_OFFERS, "offers")
     check_count(len(news.records), MAX_RECORDS, "records")
@@ -112,6 +121,7 @@ def _check_news(news: News) -> None:
             raise InvalidError("a heartbeat has a short id, a proof and an age")
     for record in news.records:
         check_count(len(record.sealed), MAX_SEALED_BYTES, "bytes of a record")
+        check_count(len(record.membership), MAX_MEMBERSHIP_BYTES, "bytes of a proof of membership")
     for value in news.values:
         check_count(len(value.sealed), MAX_VALUE_BYTES, "bytes of a value")
         check_count(value.kind, MAX_KIND, "as the kind of a value")

@@ -27,10 +27,19 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RecordNews:
-    """A sealed coverage record and the newest heartbeat of its chain."""
+    """A sealed coverage record and the newest heartbeat of its chain.
+
+    `membership` is the proof that its peer is in the swarm; empty in an open one, and for who knows it already.
+    """
 
     sealed: bytes
     heartbeat: Heartbeat
+    membership: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return len(self.sealed) + len(self.membership)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,11 @@ class ValueNews:
     kind: int
     sealed: bytes
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return len(self.sealed)
+
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
@@ -58,7 +72,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """All that the sender has for the receiver now."""
+    """All that the sender has for the receiver now. `proof_wants` are record wants that ask for the proof too."""
 
     heartbeats: tuple[Heartbeat, ...] = ()
     records: tuple[RecordNews, ...] = ()
@@ -66,12 +80,19 @@ class News:
     offers: tuple[ValueId, ...] = ()
     value_wants: tuple[ValueId, ...] = ()
     values: tuple[ValueNews, ...] = ()
+    proof_wants: tuple[ShortId, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to say."""
         return not (
-            self.heartbeats or self.records or self.record_wants or self.offers or self.value_wants or self.values
+            self.heartbeats
+            or self.records
+            or self.record_wants
+            or self.offers
+            or self.value_wants
+            or self.values
+            or self.proof_wants
         )
 
 

@@ -25,9 +25,10 @@ from shardp2p.runtime.budget import Budget
 from shardp2p.runtime.device import DeviceThread
 from shardp2p.seating import Offered
 from shardp2p.swarm.publisher import Coverage
+from shardp2p.swarm.roll import Roll
 from shardp2p.weights.footprint import footprint
 from shardp2p.weights.store import ModelStore
-from tests.support.gossip_parts import HELD
+from tests.support.gossip_parts import HELD, Voice
 from tests.support.members import peer
 from tests.support.models import tiny_llama
 
@@ -92,6 +93,31 @@ async def test_layers_that_a_client_claims_are_seen_by_nobody(tmp_path: Path) ->
         offer = Offer((), Budget(2**30, 64), "float32", "cpu")
         with pytest.raises(LocalProtocolError, match="is a client of lab"):
             Keeper(client, offer)
+
+
+async def test_invented_peers_are_seen_by_nobody_and_an_invite_takes_its_members_along(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    leaked = swarm.owned.invite(time.time() - 10, 3600)
+    async with (
+        swarm.member(1) as one,
+        swarm.member(2, *one.node.addresses()) as two,
+        swarm.member(3, *one.node.addresses(), invite=leaked) as liar,
+    ):
+        await wait_until(lambda: len(one.live()) == len(two.live()) == 3)
+        machine, now = liar.gossip._gossip, trio.current_time()
+        machine.view.roll = Roll()  # it believes itself
+        for number in range(100, 120):
+            voice = Voice(number, swarm=one.swarm, lifetime_s=600.0)
+            machine.view.learn(voice.news(), now)
+            for exchange in machine._neighbours.values():
+                exchange.tell(voice.short, now, is_urgent=True)
+        assert len(liar.live()) == 23
+        liar.say(Coverage("draining"))
+        await wait_until(lambda: any(record.state == "draining" for record in two.live()))
+        await trio.sleep(1.0)
+        assert len(one.live()) == len(two.live()) == 3
+        swarm.owned.revoke(leaked.grant.invite_id, time.time(), swarm.kept(1))
+        await wait_until(lambda: len(one.live()) == len(two.live()) == 2)
 
 
 async def test_a_peer_that_ends_while_it_loads_says_goodbye_and_waits_for_nothing(

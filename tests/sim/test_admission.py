@@ -67,7 +67,7 @@ class FakeGossip:
     def let_in(self, of: PeerId) -> None:
         self.is_out.discard(of)
 
-    def forbid_layers(self, of: PeerId) -> None:
+    def recheck(self) -> None:
         pass
 
 

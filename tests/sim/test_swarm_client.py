@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from shardp2p.coordinator.remote import SILENCE_S
 from shardp2p.errors import ConfigError, OverloadedError, PeerUnavailableError
 from shardp2p.member import Member
+from shardp2p.scheduler.attempts import MAX_TRIES
 from shardp2p.scheduler.topology import Topology
 from shardp2p.swarm.strikes import Strikes
 from shardp2p.swarm_client import COMING_S, SETTLE_S, SwarmClient, Terms
@@ -45,6 +46,7 @@ class Sight:
         self.admission = self
         self.refusal: ConfigError | None = None
         self.changes = 0
+        self.is_met: set[PeerId] = set()
         self._records: dict[str, CoverageRecord] = {}
         self._changed = trio.Event()
 
@@ -69,6 +71,9 @@ class Sight:
 
     def live(self) -> tuple[CoverageRecord, ...]:
         return tuple(self._records[name] for name in sorted(self._records))
+
+    def met(self) -> frozenset[PeerId]:
+        return frozenset(self.is_met)
 
     async def wait_sight(self) -> None:
         while not self._records:
@@ -112,6 +117,17 @@ async def ask(client: SwarmClient, terms: Terms | None = None) -> tuple[tuple[in
         tokens = await read_all(cast(Any, answer))
     assert answer.result.finish is not None
     return tokens, [stage.peer_id for stage in answer.plan.stages]
+
+
+async def test_one_claim_that_nobody_keeps_is_followed_by_peers_that_somebody_has_met(
+    autojump_clock: MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        _, sight = swarm_of(nursery, ("g", "0:3"), ("h", "3:6"))
+        sight.is_met = {PeerId("g"), PeerId("h")}
+        for number in range(2 * MAX_TRIES):
+            sight.show(f"a{number}", "0:6")
+        assert await ask(client_of(sight)) == (ANSWER, ["g", "h"])
 
 
 @pytest.mark.parametrize("terms", [Terms(), Terms(driver="local"), Terms(draft="lookup")])

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from shardp2p.identity.membership import Membership
+from shardp2p.identity.token import Invite, Role
 from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.heartbeats import HeartbeatChain
 from shardp2p.swarm.publisher import Coverage, Publisher
-from shardp2p.swarm.sealed_records import MayHold, seal_record, short_id
+from shardp2p.swarm.roll import Roll
+from shardp2p.swarm.sealed_records import seal_record, short_id
 from shardp2p.swarm.shared_values import Validator
 from shardp2p.swarm.view_events import GossipEvent
-from shardp2p.vocabulary import LayerRange, ModelId, PeerId
+from shardp2p.vocabulary import LayerRange, ModelId, PeerId, SwarmId
 from shardp2p.wire.news import Heartbeat, RecordNews
 from shardp2p.wire.records import CoverageRecord, HeldLayers, Link
-from tests.support.gossip_swarm import SWARM, UNIX_S, identity_of
+from tests.support.gossip_swarm import OWNER, SWARM, UNIX_S, identity_of
 
 HELD = HeldLayers(
     ModelId("smollm2"), "ab" * 32, 30, LayerRange(0, 15), "serving", "bfloat16", 8192, 10**8, 4096, 4000, 0.001, 0.0001
@@ -40,23 +43,36 @@ def record_of(number: int, sequence: int = 1, lifetime_s: float = 10.0) -> Cover
     )
 
 
+def invite_of(key: int, role: Role = "member") -> Invite:
+    """An invite to SWARM."""
+    return Invite.issue(OWNER, "lab", UNIX_S, 86_400.0, role=role, key=identity_of(2**33 + key))
+
+
+def membership_of(number: int, by: Invite | None = None) -> Membership:
+    """The place of peer `number` in SWARM."""
+    return Membership((by or invite_of(0)).claim(identity_of(number), UNIX_S))
+
+
 class Voice:
     """A peer whose record and heartbeats a test makes one by one."""
 
-    def __init__(self, number: int, sequence: int = 1, *, lifetime_s: float = 10.0, text: str = "") -> None:
+    def __init__(
+        self, number: int, sequence: int = 1, *, lifetime_s: float = 10.0, text: str = "", swarm: SwarmId = SWARM
+    ) -> None:
         self.identity = identity_of(number)
         self.peer = self.identity.peer_id
         self.short = short_id(self.peer)
         self.chain = HeartbeatChain(Random(f"{number}/{sequence}/{text}").randbytes(32), 64)
-        record = replace(record_of(number, sequence, lifetime_s), region=text)
+        record = replace(record_of(number, sequence, lifetime_s), region=text, swarm=swarm)
         self.record = replace(record, chain_anchor=self.chain.anchor, chain_length=self.chain.length)
         self.sealed = seal_record(self.identity, self.record)
 
     def heartbeat(self, count: int = 0, age_s: float = 0.0) -> Heartbeat:
         return Heartbeat(self.short, self.record.sequence, count, self.chain.proof(count), age_s)
 
-    def news(self, count: int = 0, age_s: float = 0.0) -> RecordNews:
-        return RecordNews(self.sealed, self.heartbeat(count, age_s))
+    def news(self, count: int = 0, age_s: float = 0.0, *, by: Invite | None = None) -> RecordNews:
+        membership = b"" if by is None else by.claim(self.identity, UNIX_S)
+        return RecordNews(self.sealed, self.heartbeat(count, age_s), membership)
 
     def departure(self) -> RecordNews:
         record = replace(
@@ -68,13 +84,15 @@ class Voice:
 
 
 def gossip_of(
-    number: int, validators: dict[int, Validator] | None = None, may_hold: MayHold = lambda peer: True
+    number: int, validators: dict[int, Validator] | None = None, membership: Membership | None = None
 ) -> Gossip:
-    """The machine of peer `number`, which has published its first record at time 0."""
+    """The machine of peer `number`, which has published its first record at time 0. With a membership of a private
+    swarm, of an open one without.
+    """
     rng = Random(number)
-    gossip = Gossip(
-        Publisher(identity_of(number), SWARM, rng, rng.randbytes), SWARM, validators=validators, may_hold=may_hold
-    )
+    proof = b"" if membership is None else membership.proof
+    own = Publisher(identity_of(number), SWARM, rng, rng.randbytes, membership=proof)
+    gossip = Gossip(own, SWARM, validators=validators, roll=Roll(membership, lambda: UNIX_S))
     gossip.own.update(Coverage(state="serving", memory_bytes=number))
     gossip.tick(0.0, UNIX_S)
     return gossip

@@ -14,10 +14,11 @@ from shardp2p.swarm.gossip import Gossip
 from shardp2p.swarm.publisher import Coverage, Publisher
 from shardp2p.swarm.shared_values import REVOCATIONS, Subject
 from shardp2p.swarm.twins import TwinSeen
-from shardp2p.swarm.view_events import Struck, ValueAdded, Vanished
+from shardp2p.swarm.view_events import Struck, ValueAdded
 from shardp2p.vocabulary import PeerId
 from shardp2p.wire.news import News, RecordNews, ShortId, ValueNews
-from tests.support.gossip_parts import Voice, exchange_all, gossip_of
+from shardp2p.wire.records import NodeState
+from tests.support.gossip_parts import Voice, exchange_all, gossip_of, invite_of, membership_of
 from tests.support.gossip_swarm import SWARM, UNIX_S, identity_of
 
 
@@ -203,23 +204,64 @@ def test_who_carries_a_contradiction_is_not_blamed_for_it() -> None:
 
 def test_layers_of_a_client_are_blamed_on_the_client_and_not_on_who_carried_them() -> None:
     client = Voice(9)
-    gossip = gossip_of(0, may_hold=lambda peer: peer != client.peer)
+    gossip = gossip_of(0, membership=membership_of(0))
     gossip.connect(peer(1), 0.0)
     gossip.receive(peer(1), News(heartbeats=(client.heartbeat(),)), 0.0)
-    gossip.take(peer(1), 0.1)
-    events = gossip.receive(peer(1), News(records=(client.news(),)), 0.2)
+    assert gossip.take(peer(1), 0.1).proof_wants == (client.short,)
+    events = gossip.receive(peer(1), News(records=(client.news(by=invite_of(1, "client")),)), 0.2)
     assert [strike.peer for strike in strikes_of(events)] == [client.peer]
     assert gossip.view.live() == ()
 
 
-def test_client_whose_role_was_not_known_is_struck_once_it_is() -> None:
-    client, gossip = Voice(9), gossip_of(0)
+def test_client_that_hides_its_role_is_struck_once_it_is_known() -> None:
+    client, gossip = Voice(9), gossip_of(0, membership=membership_of(0))
     gossip.connect(client.peer, 0.0)
-    gossip.receive(client.peer, News(records=(client.news(),)), 0.0)
-    events = gossip.forbid_layers(client.peer, 1.0)
+    assert strikes_of(gossip.receive(client.peer, News(records=(client.news(),)), 0.0)) == []
+    assert gossip.view.live() == ()
+    assert gossip.take(client.peer, 0.1).proof_wants == (client.short,)
+    events = gossip.receive(client.peer, News(records=(client.news(by=invite_of(1, "client")),)), 1.0)
     assert [strike.peer for strike in strikes_of(events)] == [client.peer]
-    assert Vanished(client.record, "forbidden") in events
-    assert gossip.forbid_layers(client.peer, 2.0) == []
+
+
+def test_invented_peer_is_neither_believed_nor_passed_on() -> None:
+    invented, gossip = Voice(9), gossip_of(0, membership=membership_of(0))
+    gossip.connect(peer(1), 0.0)
+    gossip.connect(peer(2), 0.0)
+    gossip.take(peer(2), 0.0)
+    gossip.receive(peer(1), News(heartbeats=(invented.heartbeat(),)), 0.0)
+    gossip.take(peer(1), 0.1)
+    assert strikes_of(gossip.receive(peer(1), News(records=(invented.news(),)), 0.2)) == []
+    forged = invite_of(1).claim(identity_of(1), UNIX_S)
+    gossip.receive(peer(1), News(heartbeats=(invented.heartbeat(),)), 1.0)
+    gossip.take(peer(1), 1.1)
+    lie = News(records=(replace(invented.news(), membership=forged),))
+    assert [strike.peer for strike in strikes_of(gossip.receive(peer(1), lie, 1.2))] == [peer(1)]
+    assert gossip.view.live() == ()
+    assert gossip.take(peer(2), 5.0).is_empty
+
+
+def test_proof_of_membership_crosses_once_to_who_has_not_seen_it() -> None:
+    number_of = {peer(number): number for number in range(3)}
+    gossips = {one: gossip_of(number, membership=membership_of(number)) for one, number in number_of.items()}
+    for one, two in ((0, 1), (1, 2)):
+        gossips[peer(one)].connect(peer(two), 0.0)
+        gossips[peer(two)].connect(peer(one), 0.0)
+    proofs: list[bytes] = []
+    state: NodeState
+    for now, state in ((1.0, "joining"), (3.0, "draining")):
+        gossips[peer(0)].own.update(Coverage(state=state))
+        for gossip in gossips.values():
+            gossip.tick(now, UNIX_S + now)
+        for _ in range(10):
+            for one, gossip in gossips.items():
+                for other in gossip.neighbours:
+                    news = gossip.take(other, now, now + 5.0)
+                    proofs += [record.membership for record in news.records if other == peer(2) and record.membership]
+                    gossips[other].receive(one, news, now)
+    record = gossips[peer(2)].view.record_of(peer(0))
+    assert record is not None
+    assert record.state == "draining"
+    assert sorted(proofs) == sorted(membership_of(number).proof for number in range(2))
 
 
 def test_claim_of_a_record_that_is_not_there_is_blamed() -> None:

@@ -43,7 +43,6 @@ def test_member_of_the_swarm_is_admitted_with_its_role() -> None:
     assert known.admit(invite(role="client").claim(peer(2), NOW_S), peer(2).peer_id, NOW_S).grant.role == "client"
     assert known.role(peer(2).peer_id) == "client"
     assert known.role(peer(1).peer_id) == "member"
-    assert known.clients() == (peer(2).peer_id,)
 
 
 def test_proof_shown_by_another_peer_than_its_own_is_wrong() -> None:

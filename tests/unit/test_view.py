@@ -7,14 +7,18 @@ from dataclasses import replace
 import pytest
 
 from shardp2p.errors import IntegrityError, RemoteProtocolError
+from shardp2p.identity.membership import revocation_statement
+from shardp2p.identity.revocation import sign_revocation
 from shardp2p.swarm.disbelief import DISBELIEF_S
+from shardp2p.swarm.pace import LIFETIME_STEP, lifetime_s, longest_lifetime_s
+from shardp2p.swarm.roll import Roll
 from shardp2p.swarm.sealed_records import seal_record
 from shardp2p.swarm.view import LEAST_GAP_S, RECORDS_AT_ONCE, View
 from shardp2p.swarm.view_events import Appeared, Updated, Vanished
 from shardp2p.vocabulary import SwarmId
 from shardp2p.wire.news import RecordNews
-from tests.support.gossip_parts import Voice
-from tests.support.gossip_swarm import SWARM, identity_of
+from tests.support.gossip_parts import Voice, invite_of, membership_of
+from tests.support.gossip_swarm import OWNER, SWARM, UNIX_S, identity_of
 
 
 def view_with(*voices: Voice) -> View:
@@ -149,20 +153,36 @@ def test_peer_that_says_two_things_under_one_sequence_is_believed_no_more() -> N
 
 
 def test_layers_that_a_role_does_not_let_its_peer_hold_are_not_believed_nor_heard_of_again() -> None:
-    view = View(SWARM, may_hold=lambda peer: peer != Voice(1).peer)
-    assert view.learn(Voice(2).news(), 0.0).verdict == "news"
-    assert view.learn(Voice(1).news(), 0.0).verdict == "forbidden"
+    view = View(SWARM, roll=Roll(membership_of(0), lambda: UNIX_S))
+    assert view.learn(Voice(2).news(by=invite_of(1)), 0.0).verdict == "news"
+    assert view.learn(Voice(1).news(by=invite_of(2, "client")), 0.0).verdict == "forbidden"
     assert view.live() == (Voice(2).record,)
     assert view.hear(Voice(1, 2).heartbeat(), 1.0) == "ignored"
     assert view.hear(Voice(1, 2).heartbeat(), DISBELIEF_S + 1.0) == "wanted"
 
 
-def test_role_that_becomes_known_takes_back_what_was_believed() -> None:
-    view = view_with(Voice(1))
-    assert view.forbid_layers(Voice(1).peer, 1.0) == Vanished(Voice(1).record, "forbidden")
-    assert view.live() == ()
-    assert view.forbid_layers(Voice(1).peer, 2.0) is None
-    assert view.hear(Voice(1, 2).heartbeat(), 2.0) == "ignored"
+def test_members_by_an_invite_that_is_revoked_vanish() -> None:
+    known, leaked = membership_of(0), invite_of(1)
+    view = View(SWARM, roll=Roll(known, lambda: UNIX_S))
+    view.learn(Voice(1).news(by=leaked), 0.0)
+    view.learn(Voice(2).news(by=invite_of(2)), 0.0)
+    assert view.recheck() == []
+    known.receive(revocation_statement(sign_revocation(OWNER, "invite", leaked.grant.invite, UNIX_S)), UNIX_S)
+    assert view.recheck() == [Vanished(Voice(1).record, "shut out")]
+    assert view.live() == (Voice(2).record,)
+    assert view.learn(Voice(1, 2).news(by=leaked), 1.0).verdict == "refused"
+    assert view.hear(Voice(1, 3).heartbeat(), 1.0) == "ignored"
+
+
+def test_record_that_claims_a_life_too_long_for_the_swarm_lives_as_long_as_that_swarm_allows() -> None:
+    view = view_with(Voice(1, lifetime_s=600.0))
+    assert view.expire(longest_lifetime_s(2) - 0.1) == []
+    assert view.expire(longest_lifetime_s(2)) == [Vanished(Voice(1, lifetime_s=600.0).record, "silent")]
+
+
+def test_record_of_a_larger_swarm_lives_on_for_who_sees_an_eighth_of_it() -> None:
+    for size in (8, 100, 1000, 16_000):
+        assert longest_lifetime_s(size // 8) > LIFETIME_STEP * lifetime_s(size)
 
 
 def test_peer_that_was_shut_out_stays_out() -> None:

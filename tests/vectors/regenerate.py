@@ -166,11 +166,12 @@ FINISHED = Finished("stop", 5, 3, 0.25, 1.5, (LapTime(17, 0.25, 0.125), LapTime(
 HEARTBEAT = Heartbeat(ShortId(bytes(range(8))), 1_700_000_000_123, 7, bytes(range(16)), 2.5)
 NEWS = News(
     heartbeats=(HEARTBEAT, dataclasses.replace(HEARTBEAT, count=1024, age_s=0.0)),
-    records=(RecordNews(b"a sealed record", HEARTBEAT),),
+    records=(RecordNews(b"a sealed record", HEARTBEAT), RecordNews(b"another", HEARTBEAT, b"a proof of membership")),
     record_wants=(ShortId(b"peer one"), ShortId(b"peer two")),
     offers=(ValueId(1, bytes(16)),),
     value_wants=(ValueId(2, bytes(range(16))),),
     values=(ValueNews(1, b"a sealed revocation"),),
+    proof_wants=(ShortId(b"peer six"),),
 )
 RESUME = Resume(bytes(range(16)), 3, 4711)
 
@@ -442,6 +443,8 @@ INVALID: Mapping[str, Mapping[str, tuple[type[ProtobufMessage], Message, Change]
         "news_heartbeat_cut_short": (gossip_pb2.News, NEWS, lambda m: setattr(m, "heartbeats", bytes(33))),
         "news_heartbeat_without_sequence": (gossip_pb2.News, NEWS, lambda m: setattr(m, "heartbeats", bytes(34))),
         "news_want_cut_short": (gossip_pb2.News, NEWS, lambda m: setattr(m, "record_wants", bytes(9))),
+        "news_129_wants_with_proofs": (gossip_pb2.News, NEWS, lambda m: setattr(m, "proof_wants", bytes(8 * 127))),
+        "news_proof_too_long": (gossip_pb2.News, NEWS, lambda m: setattr(m.records[1], "membership", bytes(1025))),
         "news_129_wants": (gossip_pb2.News, NEWS, lambda m: setattr(m, "record_wants", bytes(8 * 129))),
         "news_offer_cut_short": (gossip_pb2.News, NEWS, lambda m: setattr(m, "offers", bytes(16))),
         "news_record_without_heartbeat": (gossip_pb2.News, NEWS, lambda m: m.records[0].ClearField("heartbeat")),

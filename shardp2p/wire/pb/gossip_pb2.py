@@ -28,7 +28,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shardp2p/v1/gossip.proto\x12\x0bshardp2p.v1\"\x19\n\x08Greeting\x12\r\n\x05swarm\x18\x01 \x01(\t\"\xa7\x01\n\x04News\x12\x12\n\nheartbeats\x18\x01 \x01(\x0c\x12(\n\x07records\x18\x02 \x03(\x0b\x32\x17.shardp2p.v1.RecordNews\x12\x14\n\x0crecord_wants\x18\x03 \x01(\x0c\x12\x0e\n\x06offers\x18\x04 \x01(\x0c\x12\x13\n\x0bvalue_wants\x18\x05 \x01(\x0c\x12&\n\x06values\x18\x06 \x03(\x0b\x32\x16.shardp2p.v1.ValueNews\"/\n\nRecordNews\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\x12\x11\n\theartbeat\x18\x02 \x01(\x0c\")\n\tValueNews\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"\x1a\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shardp2p/v1/gossip.proto\x12\x0bshardp2p.v1\"\x19\n\x08Greeting\x12\r\n\x05swarm\x18\x01 \x01(\t\"\xbc\x01\n\x04News\x12\x12\n\nheartbeats\x18\x01 \x01(\x0c\x12(\n\x07records\x18\x02 \x03(\x0b\x32\x17.shardp2p.v1.RecordNews\x12\x14\n\x0crecord_wants\x18\x03 \x01(\x0c\x12\x0e\n\x06offers\x18\x04 \x01(\x0c\x12\x13\n\x0bvalue_wants\x18\x05 \x01(\x0c\x12&\n\x06values\x18\x06 \x03(\x0b\x32\x16.shardp2p.v1.ValueNews\x12\x13\n\x0bproof_wants\x18\x07 \x01(\x0c\"C\n\nRecordNews\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\x12\x11\n\theartbeat\x18\x02 \x01(\x0c\x12\x12\n\nmembership\x18\x03 \x01(\x0c\")\n\tValueNews\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"\x1a\n\x08\x46\x61rewell\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GREETING']._serialized_start=41
   _globals['_GREETING']._serialized_end=66
   _globals['_NEWS']._serialized_start=69
-  _globals['_NEWS']._serialized_end=236
-  _globals['_RECORDNEWS']._serialized_start=238
-  _globals['_RECORDNEWS']._serialized_end=285
-  _globals['_VALUENEWS']._serialized_start=287
-  _globals['_VALUENEWS']._serialized_end=328
-  _globals['_FAREWELL']._serialized_start=330
-  _globals['_FAREWELL']._serialized_end=356
+  _globals['_NEWS']._serialized_end=257
+  _globals['_RECORDNEWS']._serialized_start=259
+  _globals['_RECORDNEWS']._serialized_end=326
+  _globals['_VALUENEWS']._serialized_start=328
+  _globals['_VALUENEWS']._serialized_end=369
+  _globals['_FAREWELL']._serialized_start=371
+  _globals['_FAREWELL']._serialized_end=397
 # @@protoc_insertion_point(module_scope)

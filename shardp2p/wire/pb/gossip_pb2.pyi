@@ -17,28 +17,32 @@ class Greeting(_message.Message):
     def __init__(self, swarm: _Optional[str] = ...) -> None: ...
 
 class News(_message.Message):
-    __slots__ = ("heartbeats", "records", "record_wants", "offers", "value_wants", "values")
+    __slots__ = ("heartbeats", "records", "record_wants", "offers", "value_wants", "values", "proof_wants")
     HEARTBEATS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     RECORD_WANTS_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     VALUE_WANTS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    PROOF_WANTS_FIELD_NUMBER: _ClassVar[int]
     heartbeats: bytes
     records: _containers.RepeatedCompositeFieldContainer[RecordNews]
     record_wants: bytes
     offers: bytes
     value_wants: bytes
     values: _containers.RepeatedCompositeFieldContainer[ValueNews]
-    def __init__(self, heartbeats: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[RecordNews, _Mapping]]] = ..., record_wants: _Optional[bytes] = ..., offers: _Optional[bytes] = ..., value_wants: _Optional[bytes] = ..., values: _Optional[_Iterable[_Union[ValueNews, _Mapping]]] = ...) -> None: ...
+    proof_wants: bytes
+    def __init__(self, heartbeats: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[RecordNews, _Mapping]]] = ..., record_wants: _Optional[bytes] = ..., offers: _Optional[bytes] = ..., value_wants: _Optional[bytes] = ..., values: _Optional[_Iterable[_Union[ValueNews, _Mapping]]] = ..., proof_wants: _Optional[bytes] = ...) -> None: ...
 
 class RecordNews(_message.Message):
-    __slots__ = ("sealed", "heartbeat")
+    __slots__ = ("sealed", "heartbeat", "membership")
     SEALED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     sealed: bytes
     heartbeat: bytes
-    def __init__(self, sealed: _Optional[bytes] = ..., heartbeat: _Optional[bytes] = ...) -> None: ...
+    membership: bytes
+    def __init__(self, sealed: _Optional[bytes] = ..., heartbeat: _Optional[bytes] = ..., membership: _Optional[bytes] = ...) -> None: ...
 
 class ValueNews(_message.Message):
     __slots__ = ("kind", "sealed")
