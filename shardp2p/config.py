@@ -20,7 +20,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, cast, get_args
@@ -36,6 +36,14 @@ RelayMode = Literal["auto", "on", "off"]
 
 COMPUTE_DEFAULTS: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
 """What `prepare_compute` sets."""
+
+_OPTIONS: Mapping[str, str] = {"listen": "--listen", "peers": "--peer", "announce": "--announce"}
+"""What the options are called whose fields hold multiaddrs."""
+_EXAMPLES: Mapping[str, str] = {
+    "listen": "/ip4/127.0.0.1/tcp/4001",
+    "peers": "/ip4/192.0.2.7/tcp/4001/p2p/PEER-ID",
+    "announce": "/ip4/192.0.2.7/tcp/4001",
+}
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -90,10 +98,8 @@ class UpSettings:
             raise ConfigError(f"relay is {self.relay!r}; it must be one of {', '.join(get_args(RelayMode))}")
         if self.listen == ():
             raise ConfigError("listen is empty; name at least one multiaddr, for example /ip4/127.0.0.1/tcp/0")
-        for name, addresses in (("listen", self.listen or ()), ("peers", self.peers), ("announce", self.announce)):
-            for address in addresses:
-                if not address.startswith("/"):
-                    raise ConfigError(f"{name} has {address!r}; a multiaddr looks like /ip4/127.0.0.1/tcp/4001")
+        for name in _EXAMPLES:
+            _check_addresses(name, name, getattr(self, name) or ())
 
     def listen_addresses(self, *, in_swarm: bool) -> tuple[str, ...]:
         """Where to listen: as was said, else on every interface for a swarm, and for this machine alone without one."""
@@ -150,6 +156,13 @@ class Settings:
     def __post_init__(self) -> None:
         if self.log_level not in get_args(LogLevel):
             raise ConfigError(f"log_level is {self.log_level!r}; it must be one of {', '.join(get_args(LogLevel))}")
+
+
+def _check_addresses(name: str, field_name: str, addresses: Iterable[str]) -> None:
+    """Raises: ConfigError for what cannot be a multiaddr, in what the user calls `name`."""
+    for address in addresses:
+        if not address.startswith("/"):
+            raise ConfigError(f"{name} has {address!r}; a multiaddr looks like {_EXAMPLES[field_name]}")
 
 
 def default_paths(data_dir: Path | None = None) -> Paths:
@@ -236,6 +249,8 @@ def with_flags(settings: UpSettings, **flags: Any) -> UpSettings:
         for name, value in flags.items()
         if value is not None and value not in ((), [])
     }
+    for name, option in _OPTIONS.items():
+        _check_addresses(option, name, given.get(name, ()))
     return replace(settings, **given)
 
 

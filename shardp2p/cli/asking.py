@@ -138,7 +138,12 @@ def check_peers(addresses: Sequence[str]) -> tuple[str, ...]:
     for address in addresses:
         if not address.strip():
             raise ConfigError(f"a --peer is empty; {advice}")
-        if parse_address(address).peer is None:
+        try:
+            named = parse_address(address)
+        except ConfigError as error:
+            whole = "/p2p/PEER-ID" if error.message.endswith("/tcp/4001") else ""  # the example is of any address
+            raise ConfigError(f"--peer {error.message}{whole}") from error
+        if named.peer is None:
             raise ConfigError(f"{address} names no peer, for it does not end in /p2p/PEER-ID; {advice}")
     return tuple(addresses)
 

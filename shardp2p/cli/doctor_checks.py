@@ -16,6 +16,7 @@ import trio
 
 from shardp2p.cli.doctor_findings import (
     Finding,
+    counted,
     judge_clock,
     judge_disk,
     judge_memory,
@@ -167,7 +168,11 @@ def _ask_running(run_dir: Path) -> tuple[Finding, ...] | None:
         return (
             *hanging,
             Finding("port", "ok", f"the peer that runs here listens: {', '.join(status['addresses'])}"),
-            Finding("peers", "ok", f"{len(status['neighbours'])} neighbours, {status['live_peers']} peers live"),
+            Finding(
+                "peers",
+                "ok",
+                f"{counted(len(status['neighbours']), 'neighbour')}, {counted(status['live_peers'], 'peer')} live",
+            ),
             judge_clock(time.time(), issued_s),
             judge_reach(reach),
             judge_upnp(reach, is_public=reach["verdict"] == "public"),

@@ -48,7 +48,7 @@ def summary_of(findings: Sequence[Finding]) -> str:
     counts = {verdict: sum(one.verdict == verdict for one in findings) for verdict in get_args(Judgement)}
     if not counts["problem"] and not counts["warning"]:
         return "nothing stands in the way of a peer here"
-    parts = [_counted(counts[kind], kind) for kind in ("problem", "warning") if counts[kind]]
+    parts = [counted(counts[kind], kind) for kind in ("problem", "warning") if counts[kind]]
     return ", ".join(parts) + ("" if counts["problem"] else ": a peer can run here, though not as well as it could")
 
 
@@ -76,7 +76,7 @@ def judge_clock(now_s: float, issued_s: Sequence[float]) -> Finding:
         return Finding(
             "clock", "warning", f"this clock may be ahead: no peer said anything for {-behind_s:.0f} s", set_it
         )
-    return Finding("clock", "ok", f"agrees with {_counted(len(issued_s), 'peer')}")
+    return Finding("clock", "ok", f"agrees with {counted(len(issued_s), 'peer')}")
 
 
 def judge_disk(directory: str, free_bytes: int, *, is_writable: bool) -> Finding:
@@ -128,5 +128,6 @@ def judge_peers(asked: int, reasons: Sequence[str]) -> Finding:
     return Finding("peers", "problem", "; ".join(reasons), advice)
 
 
-def _counted(count: int, thing: str) -> str:
+def counted(count: int, thing: str) -> str:
+    """So many of a thing, in words that agree."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shardp2p.cli import options
 from shardp2p.cli.columns import clipped, gibibytes
+from shardp2p.cli.doctor_findings import counted
 from shardp2p.cli.output import note, write, write_json
 from shardp2p.config import load_settings
 from shardp2p.errors import PeerUnavailableError
@@ -66,7 +67,7 @@ def status_lines(told: dict[str, Any]) -> Iterator[str]:
     waits = f": {clipped(told['waits_for'], 4 * CHARACTERS)}" if told["waits_for"] else ""
     yield f"state    {told['state']} for {_duration(told['uptime_s'])} since the start{waits}"
     region = f", region {clipped(told['region'], CHARACTERS)}" if told["region"] else ""
-    yield f"reach    {told['reachability']}{region}, {len(told['neighbours'])} neighbours"
+    yield f"reach    {told['reachability']}{region}, {counted(len(told['neighbours']), 'neighbour')}"
     for line in _reach_lines(told["reach"]):
         yield f"         {clipped(line, 4 * CHARACTERS)}"
     for held in told["held"]:

@@ -118,6 +118,8 @@ def _start(settings: UpSettings, limits: RelayLimits, paths: Paths, manner: _Man
     from shardp2p.identity.keys import hold, load_or_create
 
     key_file = settings.identity or paths.identity_file
+    if manner.join is None and not key_file.exists():
+        _require_alone(settings)  # before a key is made that nobody needs
     with hold(key_file):
         key = load_or_create(key_file)
         if (found := find_swarm(manner.join, key, paths, serves=True)) is not None:
@@ -301,7 +303,7 @@ def _client_line(serving: Serving, address: str) -> str:
     name = model.name if model.is_imported else shlex.quote(str(model.directory))
     bounds = ((0, layers.start), (layers.stop, count))
     others = [f" --peer ADDRESS-OF-LAYERS-{start}:{stop}" for start, stop in bounds if start < stop]
-    return hinted(f'shardp2p generate {name} "Hello" --peer {address}' + "".join(others))
+    return hinted(f'shardp2p generate {name} "Hello" --peer {address}') + "".join(others)
 
 
 def _mib(count: int) -> str:

@@ -21,7 +21,7 @@ from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from multiaddr import Multiaddr
 
-from shardp2p.errors import PeerUnavailableError, ShardError
+from shardp2p.errors import OverloadedError, PeerUnavailableError, ShardError
 from shardp2p.host import patches
 from shardp2p.host.addresses import Endpoint, dialable_addresses, parse_listen_address
 from shardp2p.host.announcing import Standing
@@ -307,7 +307,10 @@ class Host:
             await self._handlers[protocol](stream)
             await stream.close()
         except ShardError as error:
-            log.info("stream_failed", protocol=protocol, peer=stream.peer, error=error.message)
+            # A peer that went, and one that asks for more than it may have, are everyday.
+            is_usual = isinstance(error, PeerUnavailableError | OverloadedError)
+            tell = log.debug if is_usual else log.info
+            tell("stream_failed", protocol=protocol, peer=stream.peer, error=error.message)
         finally:
             # After a close this does nothing more.
             await stream.reset()

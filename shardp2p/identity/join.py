@@ -107,11 +107,11 @@ def read_join(text_or_path: str) -> Join:
     if given.startswith(PREFIX):
         return parse_join(given)
     if given == "-":
-        return parse_join(sys.stdin.read(MAX_TEXT_CHARACTERS + 1))
+        return _parse_from("standard input", sys.stdin.read(MAX_TEXT_CHARACTERS + 1))
     path = Path(given).expanduser()
     try:
         with path.open(encoding="ascii") as file:
-            return parse_join(file.read(MAX_TEXT_CHARACTERS + 1))
+            text = file.read(MAX_TEXT_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise ConfigError(f"the file {path} holds no join token: it is no text") from error
     except (OSError, ValueError) as error:
@@ -121,6 +121,17 @@ def read_join(text_or_path: str) -> Join:
             f"--join is neither a token ({PREFIX}…) nor a file that can be read ({reason}), nor the name of "
             "a swarm of yours, or of one that was joined here"
         ) from error
+    return _parse_from(f"the file {path}", text)
+
+
+def _parse_from(where: str, text: str) -> Join:
+    """As `parse_join`, for what was read from somewhere: errors say from where."""
+    if not text.strip():
+        raise ConfigError(f"{where} is empty: it has no join token; {_ADVICE}")
+    try:
+        return parse_join(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error
 
 
 def _invite(sealed_grant: bytes, peers: tuple[str, ...], seed: bytes) -> Invite:

@@ -190,3 +190,14 @@ def test_waiting_compute_threads_sleep_unless_the_user_said_otherwise(monkeypatc
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     prepare_compute()
     assert os.environ["OMP_WAIT_POLICY"] == "active"
+
+
+@pytest.mark.parametrize(
+    ("field", "option", "example"),
+    [("peers", "--peer", "/p2p/PEER-ID"), ("listen", "--listen", "/tcp/4001"), ("announce", "--announce", "/tcp/4001")],
+)
+def test_an_address_that_is_none_is_told_by_its_option_with_an_example(field: str, option: str, example: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_flags(UpSettings(), **{field: ["foo"]})
+    assert caught.value.message.startswith(f"{option} has 'foo'; a multiaddr looks like /ip4/")
+    assert caught.value.message.endswith(example)

@@ -225,3 +225,13 @@ def test_token_survives_what_shells_and_messengers_do_to_text() -> None:
     text = write_join(invite(peers=ADDRESSES))
     assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
     assert base64.urlsafe_b64decode(text[len(PREFIX) :] + "=" * (-len(text[len(PREFIX) :]) % 4))[0] == 1
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("\n", "is empty"), ("hello", ": this is no join token")])
+def test_a_file_with_no_token_is_named(tmp_path: Path, text: str, wrong: str) -> None:
+    file = tmp_path / "home.token"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_join(str(file))
+    assert caught.value.message.startswith(f"the file {file}")
+    assert wrong in caught.value.message
