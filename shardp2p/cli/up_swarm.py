@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shardp2p.cli.drafting import add_drafts_of
 from shardp2p.cli.hints import hinted
 from shardp2p.cli.interrupts import interrupts
-from shardp2p.cli.output import note, write, write_json
+from shardp2p.cli.output import note, one_line, write, write_json
 from shardp2p.cli.progress import progress_bar
 from shardp2p.cli.quick_imports import quick_imports
 from shardp2p.config import Paths, ReachSettings, RelayLimits, UpSettings
@@ -191,7 +191,7 @@ async def _serve(
             await member.wait_sight()
         interrupts.is_serving = True
         with interrupts.first_means(partial(_drain, keeper)):
-            nursery.start_soon(_announce, member, keeper, start)
+            nursery.start_soon(announce, member, keeper, start)
             await keeper.run(get_device)
 
 
@@ -284,7 +284,7 @@ def _drain(keeper: Keeper) -> None:
     keeper.drain()
 
 
-async def _announce(member: Member, keeper: Keeper, start: InSwarm) -> None:
+async def announce(member: Member, keeper: Keeper, start: InSwarm) -> None:
     """Say what is waited for until the peer serves; then what it is, and `ready`.
 
     What is in the way is a line of its own, as it stands there in full. Raises: OverloadedError when the peer is to
@@ -298,7 +298,7 @@ async def _announce(member: Member, keeper: Keeper, start: InSwarm) -> None:
             if start.is_once and keeper.has_no_place:
                 raise OverloadedError(keeper.trouble)
             if keeper.trouble != told and (told := keeper.trouble):
-                note(f"{keeper.state}: {_briefly(told)}")
+                note(hinted(one_line(f"{keeper.state}: {_briefly(told)}")))
             report(f"{keeper.state}: {_briefly(keeper.waits_for)}", 0, 0)
             with trio.move_on_after(SHOW_S):
                 await keeper.is_ready.wait()
