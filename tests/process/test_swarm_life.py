@@ -38,6 +38,9 @@ LAYERS = 30
 PROMPTS = ("Why is the sky blue?", "List five fruits.", "Write a line about rain.", "Count from one to nine.")
 TOKENS = 24
 STEPS = 20
+MOST_STEPS = 60
+"""Where a machine is so busy that few answers end between two changes, the changes go on."""
+FEWEST_EXACT = 3
 FEWEST = 5
 MODELS_DIR = smollm2_directory().parent
 OPTIONS = PeerOptions(MODELS_DIR, "smollm2", cache_rows=1024)
@@ -183,7 +186,7 @@ async def test_requests_are_exact_or_fail_clearly_while_peers_come_and_go(
         async with trio.open_nursery() as asking:
             for first in range(2):
                 asking.start_soon(keep_asking, client, questions, first, tally)
-            for _ in range(STEPS):
+            while len(steps) < STEPS or (tally.exact < FEWEST_EXACT and len(steps) < MOST_STEPS):
                 steps.append(await change(swarm, rng))
                 await trio.sleep(rng.uniform(0.5, 4.0))
             asking.cancel_scope.cancel()
@@ -194,5 +197,5 @@ async def test_requests_are_exact_or_fail_clearly_while_peers_come_and_go(
     with capsys.disabled():
         print(f"\n{' '.join(steps)}: {tally.exact} exact, {len(tally.failed)} failed")
         print(*sorted(set(tally.failed))[:5], sep="\n")
-    assert tally.exact >= 3
+    assert tally.exact >= FEWEST_EXACT
     assert all(len(message) > 20 for message in tally.failed)
