@@ -13,6 +13,7 @@ from shardp2p.cli.main import run
 
 @pytest.fixture(autouse=True)
 def nothing_given() -> Iterator[None]:
+    note_data_dir(None)  # whatever commands of other tests in this process were given
     yield
     note_data_dir(None)
 
