@@ -38,9 +38,6 @@ LAYERS = 30
 PROMPTS = ("Why is the sky blue?", "List five fruits.", "Write a line about rain.", "Count from one to nine.")
 TOKENS = 24
 STEPS = 20
-MOST_STEPS = 60
-"""Where a machine is so busy that few answers end between two changes, the changes go on."""
-FEWEST_EXACT = 3
 FEWEST = 5
 MODELS_DIR = smollm2_directory().parent
 OPTIONS = PeerOptions(MODELS_DIR, "smollm2", cache_rows=1024)
@@ -160,15 +157,6 @@ async def keep_asking(client: SwarmClient, questions: Questions, first: int, tal
             tally.exact += 1
 
 
-async def ask_until_answered(client: SwarmClient, prompt: Sequence[Token]) -> tuple[Token, ...]:
-    """Who was killed a moment ago still counts for the layers until its record's lifetime is over."""
-    while True:
-        try:
-            return await ask(client, prompt)
-        except CLEAR:
-            await trio.sleep(0.3)
-
-
 async def change(swarm: SwarmChildren, rng: Random) -> str:
     """One thing that happens to a swarm; a word for it."""
     running = swarm.running
@@ -195,16 +183,16 @@ async def test_requests_are_exact_or_fail_clearly_while_peers_come_and_go(
         async with trio.open_nursery() as asking:
             for first in range(2):
                 asking.start_soon(keep_asking, client, questions, first, tally)
-            while len(steps) < STEPS or (tally.exact < FEWEST_EXACT and len(steps) < MOST_STEPS):
+            for _ in range(STEPS):
                 steps.append(await change(swarm, rng))
                 await trio.sleep(rng.uniform(0.5, 4.0))
             asking.cancel_scope.cancel()
         # What is left settles by itself, and serves again.
         await wait_complete(swarm, within_s=180)
         with trio.fail_after(120):
-            assert await ask_until_answered(client, questions.prompts[0]) == questions.answers[0]
+            assert await ask(client, questions.prompts[0]) == questions.answers[0]
     with capsys.disabled():
         print(f"\n{' '.join(steps)}: {tally.exact} exact, {len(tally.failed)} failed")
         print(*sorted(set(tally.failed))[:5], sep="\n")
-    assert tally.exact >= FEWEST_EXACT
+    assert tally.exact >= 3
     assert all(len(message) > 20 for message in tally.failed)
