@@ -1,7 +1,8 @@
 """When drafts are asked for, and where in the tree an answer belongs. Pure.
 
 At most one request is outstanding, and each leaf is asked about once: a proposer that knows nothing is left alone
-until the text has moved on. A request asks about several leaves, which a draft model evaluates in one step.
+until the text has moved on. A request asks about several leaves, which a draft model evaluates in one step: about as
+many as give most for the time that answers take, which is seen.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Sequence
 
 from shardp2p.coordinator.commands import NeedDraft
 from shardp2p.coordinator.tree import Node, TokenTree
+from shardp2p.runtime.row_cost import RowCost
 from shardp2p.vocabulary import Branch
 
-PATHS_AT_ONCE = 16
-"""Leaves in one request: more are seldom worth a place in a chunk, and a draft model takes longer for them."""
-
+PATHS_AT_ONCE = 32
+"""Leaves in one request at most: more are seldom worth a place in a chunk."""
 
 KEPT_SHARE = 0.0625
 """A draft so much less likely than would be worth a row now hardly ever becomes worth one before it is dead."""
@@ -29,6 +30,8 @@ class Drafting:
         self._is_eager = is_eager
         self._requests = 0
         self._request: tuple[int, tuple[Node, ...]] | None = None  # number, and the nodes that it continues
+        self._asked_at = 0.0
+        self._cost = RowCost()  # of an answer, by the leaves that it was asked about
         self.rounds = 0
         """How many requests were answered since the caller set it to 0."""
 
@@ -42,22 +45,36 @@ class Drafting:
         """Whether a request is outstanding."""
         return self._request is not None
 
-    def ask(self, least_probability: float) -> NeedDraft | None:
+    def ask(self, least_probability: float, now: float = 0.0) -> NeedDraft | None:
         """A request below the most probable leaves, when one is due. `least_probability`: of a draft worth a row."""
         if self._request or self._draft_tokens < 1:
             return None
         if not self._is_eager and self._tree.best_unsent() is not None:
             return None
-        leaves = self._tree.take_leaves(PATHS_AT_ONCE, least_probability)
+        leaves = self._take_leaves(least_probability)
         if not leaves:
             return None
         self._requests += 1
+        self._asked_at = now
         self._request = self._requests, tuple(leaves)
         paths = tuple(tuple(self._tree.path_tokens(leaf)) for leaf in leaves)
         depth = self._tree.depth_below(min(leaf.position for leaf in leaves))
         return NeedDraft(self._requests, len(self._tree.committed), paths, min(self._draft_tokens, depth))
 
-    def answer(self, request: int, branches: Sequence[Sequence[Branch]], least_probability: float = 0.0) -> bool:
+    def _take_leaves(self, least_probability: float) -> list[Node]:
+        """The leaves to ask about: each adds more to what the answer is worth than to the time that it takes."""
+        leaves: list[Node] = []
+        worth, least = 0.0, least_probability
+        while len(leaves) < PATHS_AT_ONCE and (taken := self._tree.take_leaves(1, least)):
+            leaves += taken
+            worth += self._tree.probability(taken[0])
+            if self._cost.row_s:
+                least = max(least_probability, worth * self._cost.row_s / self._cost.seconds(len(leaves)))
+        return leaves
+
+    def answer(
+        self, request: int, branches: Sequence[Sequence[Branch]], least_probability: float = 0.0, now: float = 0.0
+    ) -> bool:
         """Add the answer to the tree; false when events have overtaken it.
 
         Drafts of less than `least_probability` are not worth a row now, and kept if they may become so.
@@ -66,6 +83,7 @@ class Drafting:
             return False
         leaves = self._request[1]
         self._request = None
+        self._cost.note(len(leaves), max(0.0, now - self._asked_at))
         self.rounds += 1
         for leaf, below in zip(leaves, branches, strict=False):
             if leaf.is_alive:

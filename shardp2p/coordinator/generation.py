@@ -142,7 +142,7 @@ class Generation:
 
     def receive_draft(self, request: int, branches: Sequence[Sequence[Branch]], now: float = 0.0) -> None:
         """Take the answer to NeedDraft. One that is overtaken by events changes nothing."""
-        if self._finished is None and self._drafting.answer(request, branches, self._pace.least_probability):
+        if self._finished is None and self._drafting.answer(request, branches, self._pace.least_probability, now):
             self._fill(now)
 
     def lose_cache(self, position: int = 0, now: float = 0.0) -> None:
@@ -218,7 +218,7 @@ class Generation:
             most = self._limits.ring_chunks if is_prompt else self._limits.max_chunks
             has_room = len(self._in_flight) < most
             if (has_room or self._drafts_ahead) and self._chunking.unsent_committed <= self._limits.prefill_tokens:
-                request = self._drafting.ask(self._pace.least_probability)
+                request = self._drafting.ask(self._pace.least_probability, now)
                 if request is not None:
                     self._commands.append(request)
                 if self._waits_for_draft and self._drafting.is_awaited_at_root:

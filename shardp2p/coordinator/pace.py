@@ -20,6 +20,12 @@ MOST_PROBABILITY: Final = 0.5
 CREDIT_LAPS: Final = 0.1
 """What drafts may cost before it counts whether they were right."""
 
+TRUST_LAPS: Final = 8.0
+"""How much the account counts for less than drafts that save as much as they cost."""
+
+LEAST_DOUBT: Final = 0.5
+"""Where drafts save far more than they cost, those of half the worth still go."""
+
 FORGET: Final = 0.98
 """What is known of earlier drafts weighs when one more verdict is here: a text changes its ways."""
 
@@ -48,11 +54,17 @@ class Pace:
 
     @property
     def least_probability(self) -> float:
-        """Drafts of less are not worth a row. While drafts cost more than they save, fewer of them are."""
+        """Drafts of less are not worth a row: fewer of them are while drafts cost more than they save, else more."""
         if not self._lap_s:
             return 0.0
-        doubt = max(1.0, (self._spent_laps + CREDIT_LAPS) / (self._saved_laps + CREDIT_LAPS))
+        doubt = self._doubt(CREDIT_LAPS)
+        if doubt < 1.0:
+            doubt = max(LEAST_DOUBT, self._doubt(TRUST_LAPS))
         return min(MOST_PROBABILITY, doubt * self._row_laps)
+
+    def _doubt(self, credit_laps: float) -> float:
+        """What drafts cost of late, as a multiple of what they saved; both begin with a credit."""
+        return (self._spent_laps + credit_laps) / (self._saved_laps + credit_laps)
 
     @property
     def _row_laps(self) -> float:

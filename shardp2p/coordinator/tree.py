@@ -191,6 +191,7 @@ class TokenTree:
             if dead.slot is not None:
                 self._by_slot.pop(dead.slot, None)
             waiting.extend(dead.children.values())
+            dead.children.clear()  # or they would hold one another until Python's collector of circles comes
 
 
 class _NodeQueue:

@@ -17,7 +17,7 @@ from torch import Tensor
 from shardp2p.errors import LocalProtocolError
 from shardp2p.runtime.block import Block
 
-WIDTHS: Final = (1, 4, 16, 64)
+WIDTHS: Final = (1, 4, 16, 32, 64)
 """Forwards have one of these many rows; what is less is padded."""
 
 SCRAP: Final = 0

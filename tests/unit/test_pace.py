@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardp2p.coordinator.commands import Limits
-from shardp2p.coordinator.pace import MOST_PROBABILITY, Pace
+from shardp2p.coordinator.pace import LEAST_DOUBT, MOST_PROBABILITY, Pace
 from shardp2p.coordinator.tree import TokenTree
 from shardp2p.runtime.row_cost import RowCost
 from shardp2p.vocabulary import Branch, ChunkRef, SessionId, Slot
@@ -21,8 +21,11 @@ class Ring:
         self.pace = Pace(Limits(is_paced=is_paced))
         self.now, self.seq = 100.0, 0
 
-    def lap(self, rows: int, *, skipped: int = 0, is_right: bool = True, extra_us: int = 0) -> None:
-        chunk = Chunk(ChunkRef(SESSION, 0, self.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, Slot(0))
+    def lap(
+        self, rows: int, *, skipped: int = 0, is_right: bool = True, extra_us: int = 0, are_drafts: bool = True
+    ) -> None:
+        root = Slot(0 if are_drafts else rows - 1)
+        chunk = Chunk(ChunkRef(SESSION, 0, self.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, root)
         self.seq += 1
         stage_us = 10_000 + 1_000 * (rows - skipped) + extra_us
         self.pace.note_sent(chunk, self.now)
@@ -70,7 +73,7 @@ def test_rows_that_were_skipped_cost_nothing() -> None:
 def test_a_draft_must_be_worth_its_row_in_every_stage() -> None:
     ring = Ring()
     for rows in (1, 8, 4):
-        ring.lap(rows)
+        ring.lap(rows, is_right=False, are_drafts=False)
     least = ring.pace.least_probability
     assert least == pytest.approx(0.003 / 0.11, rel=0.2)  # three stages, a millisecond each, of a lap
     tree = TokenTree((1,))
@@ -92,6 +95,18 @@ def test_while_drafts_cost_more_than_they_save_only_better_ones_go() -> None:
     assert ring.pace.least_probability < doubted / 2
 
 
+def test_where_drafts_save_far_more_than_they_cost_lesser_ones_go_too() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows, is_right=False, are_drafts=False)
+    usual = ring.pace.least_probability
+    ring.lap(2)
+    assert usual * 0.85 < ring.pace.least_probability < usual  # one right draft says little
+    for _ in range(40):
+        ring.lap(2)
+    assert ring.pace.least_probability == pytest.approx(usual * LEAST_DOUBT, rel=0.05)
+
+
 def test_the_first_draft_is_charged_what_it_costs() -> None:
     kind, dear = Ring(), Ring()
     for ring, extra_us in ((kind, 0), (dear, 20_000)):  # where a second row alone doubles the time, and others do not
@@ -103,7 +118,7 @@ def test_the_first_draft_is_charged_what_it_costs() -> None:
 def test_rows_that_are_no_drafts_make_nobody_doubt() -> None:
     ring = Ring()
     for rows in (1, 8, 4):
-        ring.lap(rows)
+        ring.lap(rows, is_right=False, are_drafts=False)
     usual = ring.pace.least_probability
     for _ in range(40):
         ring.lap(1, is_right=False)

@@ -45,7 +45,9 @@ class Language:
             raise ConfigError(f"the acceptance is {accept}; it must be between 0 and 1")
         self._sureness = _quantiles(accept)
         self._start = _mix(seed + 1)
-        self._after = lru_cache(maxsize=1 << 16)(self._draw)
+        # Two of them: what a text is followed by is numbers, which Python's collector of garbage need not walk through.
+        self._next_token = lru_cache(maxsize=1 << 16)(self._draw)
+        self._guesses = lru_cache(maxsize=1 << 12)(self._guess)
 
     def digest(self, text: Iterable[Token]) -> int:
         """The digest of a text, below 2^64."""
@@ -56,7 +58,7 @@ class Language:
 
     def next_token(self, digest: int) -> Token:
         """What the target says after the text."""
-        return self._after(digest)[0]
+        return self._next_token(digest)
 
     def continuation(self, text: Iterable[Token], tokens: int) -> list[Token]:
         """What the target alone says after a text."""
@@ -68,7 +70,7 @@ class Language:
 
     def guesses(self, digest: int) -> tuple[Branch, ...]:
         """What the draft thinks comes after the text, the most probable first."""
-        return self._after(digest)[1]
+        return self._guesses(digest)
 
     def propose(self, text: int, paths: Sequence[Sequence[Token]], guesses: int = RANKS) -> list[tuple[Branch, ...]]:
         """The first guesses after each of `paths` below the text of a digest."""
@@ -80,22 +82,32 @@ class Language:
             answers.append(self.guesses(digest)[:guesses])
         return answers
 
-    def _draw(self, digest: int) -> tuple[Token, tuple[Branch, ...]]:
-        sure = self._sureness[digest % QUANTILES]
-        probabilities = (sure, *((1 - sure) * share for share in RANK_SHARES))
-        first = (digest >> 20) % VOCABULARY
+    def _draw(self, digest: int) -> Token:
+        probabilities = self._probabilities(digest)
         drawn = (_mix(digest) >> 11) / 2**53
-        rank = bisect_right(tuple(accumulate(probabilities)), drawn)
+        return (_first_token(digest) + bisect_right(tuple(accumulate(probabilities)), drawn)) % VOCABULARY
+
+    def _guess(self, digest: int) -> tuple[Branch, ...]:
+        first, probabilities = _first_token(digest), self._probabilities(digest)
         guesses = [Branch(((first + at) % VOCABULARY,), probability) for at, probability in enumerate(probabilities)]
-        if sure < probabilities[1]:
+        if probabilities[0] < probabilities[1]:
             guesses.sort(key=_least_sure_last)
-        return (first + rank) % VOCABULARY, tuple(guesses)
+        return tuple(guesses)
+
+    def _probabilities(self, digest: int) -> tuple[float, ...]:
+        """Of the token that `_first_token` gives, and of those that follow it by number."""
+        sure = self._sureness[digest % QUANTILES]
+        return (sure, *((1 - sure) * share for share in RANK_SHARES))
 
 
 @lru_cache(maxsize=1 << 18)
 def extend(digest: int, token: int) -> int:
     """The digest of the text that goes on with `token`."""
     return _mix(digest ^ ((token + 1) * 0x9E3779B97F4A7C15 & _MASK))
+
+
+def _first_token(digest: int) -> Token:
+    return (digest >> 20) % VOCABULARY
 
 
 def _least_sure_last(guess: Branch) -> float:

@@ -6,6 +6,7 @@ and the ways between the peers. See docs/speed.md.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -98,6 +99,7 @@ async def measure_wan(
                 progress(f"round {number + 1}: {name}", number * len(names), rounds * len(names))
                 arm, request = chosen[name], GenerationRequest(prompt(seed, number), _length(name, tokens))
                 draft = EmulatedDraft(language, profile.draft_level_s, arm.guesses) if arm.limits.draft_tokens else None
+                gc.freeze()  # what is here by now would be walked through in the middle of the answer
                 run = await run_ring(node, plan, request, proposer=draft, limits=arm.limits)
                 lap_s, hop_s = median(lap.lap_s for lap in run.by_lap), median(run.hop_overheads_s())
                 measured[name].append(Measured(number, run.tokens, run.tok_s, lap_s, hop_s))

@@ -1,0 +1,58 @@
+"""About how many leaves a proposer is asked at once."""
+
+from __future__ import annotations
+
+from shardp2p.coordinator.drafting import PATHS_AT_ONCE, Drafting
+from shardp2p.coordinator.tree import TokenTree
+from shardp2p.vocabulary import Branch
+
+LAP_LEVELS = 6
+"""So many levels below the text are drafted before the target is heard."""
+
+
+def widths(row_s: float, *, base_s: float = 0.005, rounds: int = 40) -> list[int]:
+    """About how many leaves each request asks, when an answer takes `base_s` and `row_s` for each of them.
+
+    The first guess is right with 0.8, and always is; each further one is a fifth as likely as the one before it.
+    """
+    tree = TokenTree((1,))
+    drafting, now, asked = Drafting(tree, draft_tokens=1, is_eager=True), 0.0, []
+    guesses = [Branch((token,), 0.8 * 0.2**token) for token in range(40)]
+    for number in range(rounds):
+        request = drafting.ask(0.0, now)
+        assert request is not None
+        asked.append(len(request.paths))
+        now += base_s + row_s * len(request.paths)
+        assert drafting.answer(request.request, [guesses] * len(request.paths), 0.0, now)
+        if number >= LAP_LEVELS:
+            tree.root.choice = 0
+            assert tree.advance() is not None
+    return asked
+
+
+def test_the_first_request_is_about_the_text_itself() -> None:
+    assert widths(0.001)[0] == 1
+
+
+def test_where_leaves_cost_nothing_all_that_may_be_asked_are() -> None:
+    assert widths(0.0)[-1] == PATHS_AT_ONCE
+
+
+def test_where_a_leaf_costs_far_more_than_the_asking_one_is_asked() -> None:
+    assert widths(0.02)[-1] == 1
+
+
+def test_dearer_leaves_are_asked_about_less() -> None:
+    asked = [widths(row_s)[-1] for row_s in (0.0001, 0.0002, 0.0005, 0.002, 0.004)]
+    assert asked == sorted(set(asked), reverse=True)
+
+
+def test_what_is_not_worth_a_row_is_not_asked_about() -> None:
+    tree = TokenTree((1,))
+    drafting = Drafting(tree, draft_tokens=1, is_eager=True)
+    first = drafting.ask(0.0)
+    assert first is not None
+    drafting.answer(first.request, [[Branch((2,), 0.6), Branch((3,), 0.3), Branch((4,), 0.1)]])
+    second = drafting.ask(0.2)
+    assert second is not None
+    assert second.paths == ((2,), (3,))
