@@ -65,9 +65,9 @@ class Drafting:
         """The leaves to ask about: each adds more to what the answer is worth than to the time that it takes."""
         leaves: list[Node] = []
         worth, least = 0.0, least_probability
-        while len(leaves) < PATHS_AT_ONCE and (taken := self._tree.take_leaves(1, least)):
-            leaves += taken
-            worth += self._tree.probability(taken[0])
+        while len(leaves) < PATHS_AT_ONCE and (leaf := self._tree.take_leaf(least)) is not None:
+            leaves.append(leaf)
+            worth += self._tree.probability(leaf)
             if self._cost.row_s:
                 least = max(least_probability, worth * self._cost.row_s / self._cost.seconds(len(leaves)))
         return leaves

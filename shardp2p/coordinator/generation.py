@@ -80,6 +80,7 @@ class Generation:
         self._chunking = Chunking(session, self._tree, self._lineage, self._pace, self._limits)
         self._finished: Finish | None = None
         self._commands: deque[Command] = deque()
+        self._fills_at: float | None = None  # there is more to be sent, once the commands so far are taken
         self._fill(now)
 
     @property
@@ -109,6 +110,8 @@ class Generation:
 
     def next_command(self) -> Command | None:
         """The next thing to do, or None until something is received."""
+        if not self._commands and self._fills_at is not None:
+            self._fill(self._fills_at)
         return self._commands.popleft() if self._commands else None
 
     @property
@@ -213,6 +216,7 @@ class Generation:
 
     def _fill(self, now: float) -> None:
         """Send what can be sent, and ask for drafts where there is room for them, or where they can be made ahead."""
+        self._fills_at = None
         while self._finished is None:
             is_prompt = self._chunking.unsent_committed > 1
             most = self._limits.ring_chunks if is_prompt else self._limits.max_chunks
@@ -221,6 +225,8 @@ class Generation:
                 request = self._drafting.ask(self._pace.least_probability, now)
                 if request is not None:
                     self._commands.append(request)
+                    self._fills_at = now  # the proposer begins before a chunk is put together
+                    return
                 if self._waits_for_draft and self._drafting.is_awaited_at_root:
                     return
                 if self._drafting.is_busy and self._drafting.rounds < self._limits.draft_rounds:

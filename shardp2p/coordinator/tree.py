@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count, pairwise
-from math import exp, log
+from itertools import count
+from math import exp, inf, log
 from sys import maxsize
 
 from shardp2p.errors import LocalProtocolError
@@ -103,7 +103,7 @@ class TokenTree:
         """
         if anchor.position + 1 >= self._limit_position:
             return
-        if all(len(branch.tokens) == 1 for branch in branches) and _is_falling(branches):
+        if _are_falling_tokens(branches):
             self._add_next(anchor, iter(branches))
             return
         for branch in branches:
@@ -169,14 +169,19 @@ class TokenTree:
             taken.append(self._take(self._unsent))
         return taken
 
+    def take_leaf(self, least_probability: float) -> Node | None:
+        """The most probable leaf that was not asked about, which counts as asked from now on; None: there is none."""
+        node = self._leaves.first(_is_unasked_leaf)
+        if node is None or self.probability(node) < least_probability:
+            return None
+        node.is_asked = True
+        return self._take(self._leaves)
+
     def take_leaves(self, most: int, least_probability: float) -> list[Node]:
-        """Up to `most` leaves that were not asked about, the most probable first; they count as asked from now on."""
+        """Up to `most` such leaves, the most probable first."""
         taken: list[Node] = []
-        while len(taken) < most and (node := self._leaves.first(_is_unasked_leaf)) is not None:
-            if self.probability(node) < least_probability:
-                break
-            node.is_asked = True
-            taken.append(self._take(self._leaves))
+        while len(taken) < most and (node := self.take_leaf(least_probability)) is not None:
+            taken.append(node)
         return taken
 
     def _note_leaf(self, node: Node) -> None:
@@ -218,8 +223,14 @@ class _NodeQueue:
         return heappop(self._heap)[2]
 
 
-def _is_falling(branches: Sequence[Branch]) -> bool:
-    return all(one.probability >= other.probability for one, other in pairwise(branches))
+def _are_falling_tokens(branches: Sequence[Branch]) -> bool:
+    """Whether all are single tokens, the most probable first. A draft model gives hundreds of them at once."""
+    before = inf
+    for branch in branches:
+        if branch.probability > before or len(branch.tokens) != 1:
+            return False
+        before = branch.probability
+    return True
 
 
 def _is_unsent(node: Node) -> bool:

@@ -83,21 +83,26 @@ class Language:
         return answers
 
     def _draw(self, digest: int) -> Token:
-        probabilities = self._probabilities(digest)
+        sure = self._sureness[digest % QUANTILES]
         drawn = (_mix(digest) >> 11) / 2**53
-        return (_first_token(digest) + bisect_right(tuple(accumulate(probabilities)), drawn)) % VOCABULARY
+        rank = bisect_right(tuple(accumulate(_probabilities(sure))), drawn)
+        return (_first_token(digest) + rank) % VOCABULARY
 
     def _guess(self, digest: int) -> tuple[Branch, ...]:
-        first, probabilities = _first_token(digest), self._probabilities(digest)
-        guesses = [Branch(((first + at) % VOCABULARY,), probability) for at, probability in enumerate(probabilities)]
-        if probabilities[0] < probabilities[1]:
-            guesses.sort(key=_least_sure_last)
-        return tuple(guesses)
+        first = _first_token(digest)
+        ranked = _ranked(self._sureness[digest % QUANTILES])
+        return tuple([Branch(((first + at) % VOCABULARY,), probability) for at, probability in ranked])
 
-    def _probabilities(self, digest: int) -> tuple[float, ...]:
-        """Of the token that `_first_token` gives, and of those that follow it by number."""
-        sure = self._sureness[digest % QUANTILES]
-        return (sure, *((1 - sure) * share for share in RANK_SHARES))
+
+def _probabilities(sure: float) -> tuple[float, ...]:
+    """Of the token that `_first_token` gives, and of those that follow it by number."""
+    return (sure, *((1 - sure) * share for share in RANK_SHARES))
+
+
+@lru_cache(maxsize=QUANTILES)
+def _ranked(sure: float) -> tuple[tuple[int, float], ...]:
+    """How far from the first token, and how probable, the most probable first."""
+    return tuple(sorted(enumerate(_probabilities(sure)), key=_least_sure_last))
 
 
 @lru_cache(maxsize=1 << 18)
@@ -110,8 +115,8 @@ def _first_token(digest: int) -> Token:
     return (digest >> 20) % VOCABULARY
 
 
-def _least_sure_last(guess: Branch) -> float:
-    return -guess.probability
+def _least_sure_last(ranked: tuple[int, float]) -> float:
+    return -ranked[1]
 
 
 @lru_cache(maxsize=8)
