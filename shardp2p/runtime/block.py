@@ -9,7 +9,6 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +19,9 @@ from shardp2p.errors import LocalProtocolError, OverloadedError, RemoteProtocolE
 from shardp2p.runtime.architecture import MISFITS, SLIDING_ATTENTION, Architecture, check_hand_through
 from shardp2p.runtime.arena import CacheArena
 from shardp2p.runtime.cache import LayerShape, RowBatch, RowCache
+from shardp2p.runtime.cut import begin_later, copy_of, head_of, slice_layers
+from shardp2p.runtime.gaps import Gaps, watching
+from shardp2p.runtime.graph import Graphs
 from shardp2p.runtime.packing import (
     TRIAL_ROWS,
     Masks,
@@ -30,10 +32,8 @@ from shardp2p.runtime.packing import (
     packed_attention,
     reads_all_positions,
 )
+from shardp2p.runtime.stage_graphs import WIDTHS, StageGraphs
 from shardp2p.vocabulary import LayerRange
-
-PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types", "no_rope_layers")
-"""Lists of the configuration that the model's own forward reads by the number of a layer in its list."""
 
 
 class Block:
@@ -64,8 +64,8 @@ class Block:
         self._attention = architecture.attention[layers.start : layers.stop]
         self._mixes = architecture.mixes_attention
         self._window_tokens = architecture.window_tokens
-        self._inner = _slice(inner, LayerRange(0, architecture.layer_count), layers)
-        self._head = _head_of(model) if self.is_last else None
+        self._inner = slice_layers(inner, LayerRange(0, architecture.layer_count), layers)
+        self._head = head_of(model) if self.is_last else None
         self._config: Any = model.config  # the one that the attention layers read
         self._is_eager = self._config._attn_implementation == "eager"
         self._needs_mask = getattr(config, "index_topk", None) is not None
@@ -73,6 +73,7 @@ class Block:
         self._shapes = self._measure_rows()
         self._packed_as = self._find_packing()
         self._arena: CacheArena | None = None
+        self._graphs: StageGraphs | None = None
 
     def part(self, layers: LayerRange) -> Block:
         """Some of these layers as a block of their own, which shares the weights and adds next to no memory.
@@ -90,13 +91,13 @@ class Block:
         part._attention = self._architecture.attention[layers.start : layers.stop]
         part._shapes = self._shapes[layers.start - self.layers.start : layers.stop - self.layers.start]
         part._head = self._head if part.is_last else None
-        part._inner = _copy_of(self._inner)
+        part._inner = copy_of(self._inner)
         if self.is_first and not part.is_first:
             begin_later(part._inner)
             check_hand_through(part._inner, self._architecture, is_first=False, device=self.device)
         if not part.is_last:
             part._inner.norm = nn.Identity()
-        part._inner = _slice(part._inner, self.layers, layers)
+        part._inner = slice_layers(part._inner, self.layers, layers)
         return part
 
     def reserve(self, total_bytes: int) -> None:
@@ -105,6 +106,12 @@ class Block:
         Raises: ConfigError when the device has not that much.
         """
         self._arena = CacheArena(total_bytes, self.device)
+
+    def replay_few_rows(self, graphs: Graphs | None) -> None:
+        """Lets forwards of few rows be captured once and replayed, where they can be, of this block and parts made
+        later. None: all are computed as ever.
+        """
+        self._graphs = None if graphs is None else StageGraphs(graphs)
 
     def new_cache(self, capacity_rows: int) -> RowCache:
         """Rows for one session; takes capacity_rows × row_bytes of memory now.
@@ -164,15 +171,18 @@ class Block:
     def forward_many(self, parts: Sequence[Part]) -> list[Tensor]:
         """Runs the new rows of different sessions, as `forward` would each; the hidden [T, H] of each.
 
-        One part is computed as it always was. Several go through all that treats rows alike in one piece, so their
-        results are equal up to rounding. If it fails, no cache has changed.
+        One part is computed as it always was, but where few rows are replayed. Several go through all that treats rows
+        alike in one piece. Both give results that are equal up to rounding. If it fails, no cache has changed.
         """
         if len({id(part.cache) for part in parts}) != len(parts):
             raise LocalProtocolError("a forward got two parts of one session")
         with torch.inference_mode():
-            if len(parts) > 1 and self._packed_as is not None:
-                hidden = self._run_packed(parts, self._packed_as)
-            else:
+            hidden = None
+            if self._graphs is not None and self._packed_as == "views":
+                hidden = self._graphs.run(self, parts)
+            if hidden is None and len(parts) > 1 and self._packed_as is not None:
+                hidden = self._run_packed(parts)
+            if hidden is None:
                 hidden = [self._run_alone(part) for part in parts]
         for part in parts:
             part.cache.commit(part.rows)
@@ -218,22 +228,39 @@ class Block:
         return self._run(inputs, positions, masks if self._mixes else next(iter(masks.values())), rows)
 
     def warm_up(self, tokens: int = TRIAL_ROWS) -> None:
-        """Runs a forward of `tokens` rows and of one row, so that memory taken on first use is taken now."""
-        cache = self.new_cache(tokens + 1)
-        for count in (tokens, 1):
-            shape = (count,) if self.is_first else (count, self.hidden_size)
-            inputs = torch.zeros(shape, dtype=torch.int64 if self.is_first else self.dtype, device=self.device)
-            hidden = self.forward(inputs, cache, RowBatch.chain(cache.rows, count))
+        """Runs forwards of `tokens` rows, of one row and of all that are replayed, so that memory taken on first use is
+        taken now, and nobody waits for a recording.
+        """
+        counts = (tokens, 1, *(WIDTHS if self._graphs is not None else ()))
+        cache = self.new_cache(sum(counts))
+        for count in counts:
+            hidden = self.forward(self.new_inputs(count), cache, RowBatch.chain(cache.rows, count))
             if self.is_last:
                 self.logits(hidden)
+
+    def new_inputs(self, rows: int) -> Tensor:
+        """Zeros as inputs: tokens [rows] of the first block, or hidden [rows, H]."""
+        if self.is_first:
+            return torch.zeros(rows, dtype=torch.int64, device=self.device)
+        return torch.zeros((rows, self.hidden_size), dtype=self.dtype, device=self.device)
+
+    def pack(self, parts: Sequence[Part]) -> Pack:
+        """The caches of `parts` as one, with attention over each; where sessions can be packed."""
+        assert self._packed_as is not None
+        return Pack(parts, self._attention, self.layers.start, self._config._attn_implementation, self._packed_as)
+
+    def run_watched(self, inputs: Tensor, positions: Tensor, gaps: Gaps) -> Tensor:
+        """The forward of inputs [T] or [T, H] at positions [1, T], with `gaps` for cache, attention and experts."""
+        with watching(self._config, gaps):
+            return self._run(inputs, positions, self._any_masks(), gaps)
 
     def _run_alone(self, part: Part) -> Tensor:
         positions = torch.tensor((part.rows.positions,), device=self.device)
         masks = part.masks if self._mixes else next(iter(part.masks.values()))
         return self._run(part.inputs, positions, masks, part.cache.tensors)
 
-    def _run_packed(self, parts: Sequence[Part], packed_as: PackedAs) -> list[Tensor]:
-        pack = Pack(parts, self._attention, self.layers.start, self._config._attn_implementation, packed_as)
+    def _run_packed(self, parts: Sequence[Part]) -> list[Tensor]:
+        pack = self.pack(parts)
         inputs = torch.cat([part.inputs for part in parts])
         positions = torch.tensor(([at for part in parts for at in part.rows.positions],), device=self.device)
         with packed_attention(self._config, pack):
@@ -339,46 +366,3 @@ class _Probe:
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
-
-
-def begin_later(inner: Any) -> None:
-    """Let an inner model begin at another layer than the first of all: no embedding, nor what goes with it."""
-    inner.embed_tokens = nn.Identity()
-    if hasattr(inner, "embedding_multiplier"):
-        # Granite scales whatever enters its forward; the first block has scaled the hidden states.
-        inner.embedding_multiplier = 1.0
-
-
-def _copy_of(inner: Any) -> Any:
-    """The same modules under another name, so that some can be left out there."""
-    other = copy.copy(inner)
-    other._modules = dict(inner._modules)
-    return other
-
-
-def _slice(inner: Any, held: LayerRange, layers: LayerRange) -> Any:
-    """The inner model, which has the layers `held`, with its list of layers, and the settings that go with it, cut."""
-    cut = slice(layers.start - held.start, layers.stop - held.start)
-    inner.layers = nn.ModuleList(list(inner.layers)[cut])
-    config = copy.deepcopy(inner.config)
-    config.num_hidden_layers = len(layers)
-    for name in PER_LAYER_SETTINGS:
-        values = getattr(config, name, None)
-        if isinstance(values, (list, tuple)) and len(values) == len(held):
-            setattr(config, name, list(values)[cut])
-    inner.config = config
-    return inner
-
-
-def _head_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model's own head code, around an inner model that hands through what it gets."""
-    setattr(model, model.base_model_prefix, _HandThrough())
-    return model
-
-
-class _HandThrough(nn.Module):
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            last_hidden_state=inputs_embeds, cache=None, past_key_values=None, hidden_states=None, attentions=None,
-            router_logits=None,
-        )  # fmt: skip

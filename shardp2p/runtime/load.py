@@ -29,6 +29,7 @@ from shardp2p.runtime.block import Block
 from shardp2p.runtime.checkpoint import TensorReader
 from shardp2p.runtime.few_rows import pad_few_rows
 from shardp2p.runtime.fuse import fuse_siblings
+from shardp2p.runtime.graph import CudaGraphs
 from shardp2p.runtime.recipes import Recipe, plan_recipes, realise
 from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.tensor import TORCH_DTYPES
@@ -76,7 +77,10 @@ def load_block(
     if left:
         raise ConfigError(f"{directory} lacks the tensor {left[0]}; the checkpoint is incomplete or of another model")
     _untyped(model).eval().requires_grad_(False)
-    return Block(model, inner, architecture, layers, TORCH_DTYPES[dtype], torch.device(device), layer_bytes)
+    block = Block(model, inner, architecture, layers, TORCH_DTYPES[dtype], torch.device(device), layer_bytes)
+    if block.device.type == "cuda":
+        block.replay_few_rows(CudaGraphs(block.device))
+    return block
 
 
 def _empty_model(architecture: Architecture, dtype: torch.dtype) -> PreTrainedModel:

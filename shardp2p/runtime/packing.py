@@ -84,7 +84,7 @@ def packed_attention(config: Any, pack: _Current) -> Iterator[None]:
         _current.reset(token)
 
 
-class _Cacheless:
+class Cacheless:
     """What a model asks of a cache beside updates; rows have their positions and masks from elsewhere."""
 
     is_compileable = False
@@ -96,7 +96,7 @@ class _Cacheless:
         return query_length, 0
 
 
-class Pack(_Cacheless):
+class Pack(Cacheless):
     """The caches of a packed forward as the model's one cache, and the attention over each of them.
 
     `kinds` are the kinds of attention of the layers from `first_layer` on, `implementation` is the model's usual one.
@@ -135,14 +135,15 @@ class Pack(_Cacheless):
             stored = list(zip(torch.split(key, rows, 2), torch.split(value, rows, 2), strict=True))
         masks = self._masks[self._kinds[self._layer]]
         each = zip(torch.split(query, self._counts, 2), stored, masks, strict=True)
-        return torch.cat([usual(module, q, k, v, own, **others)[0] for q, (k, v), own in each], 1)
+        attended = [usual(module, q, k, v, own, **others)[0] for q, (k, v), own in each]
+        return attended[0] if len(attended) == 1 else torch.cat(attended, 1)
 
 
 TRIAL_ROWS: Final = 16
 """As many as a block is warmed up with: a trial takes no memory on first use that warming up does not take."""
 
 
-class Trial(_Cacheless):
+class Trial(Cacheless):
     """Watches how the layers of a block use cache and attention in a forward of TRIAL_ROWS, which it computes none of.
 
     They can be packed where each layer updates the cache once and then calls attention once, with the mask that the

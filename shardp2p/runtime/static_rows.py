@@ -118,7 +118,8 @@ class _Step:
                     self.run()
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            # Other threads, as a stage's, go on asking the device for memory meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._output = self.run()
         self._graph.replay()
         return self._output

@@ -13,6 +13,7 @@ from shardp2p.runtime.reference import Reference
 from tests.support.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.support.live_ring import live_ring, run, splits
 from tests.support.proposers import OracleMix, RandomWrong
+from tests.support.replayed_ops import ReplayedOps
 
 TOKENS = 32
 
@@ -36,3 +37,18 @@ async def test_three_stages_say_what_the_whole_model_says(architecture: str, tmp
         assert mixed == expected
         assert result.finish is not None
         assert result.finish.laps < TOKENS * 3
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "qwen3_moe"])
+async def test_stages_that_replay_few_rows_say_what_the_whole_model_says(architecture: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(architecture, tmp_path)
+    rng = random.Random(architecture)
+    prompt = tuple(rng.randrange(3, 300) for _ in range(20))
+    expected = Reference(directory).generate(prompt, TOKENS).tokens
+    graphs = ReplayedOps()
+    async with live_ring(directory, splits(6, 3), replays=graphs) as (client, plan):
+        limits = Limits(max_chunks=3, chunk_tokens=6, prefill_tokens=7, draft_tokens=3)
+        proposer = OracleMix((*prompt, *expected), 0.7, 2)
+        mixed, _ = await run(client, plan, GenerationRequest(prompt, TOKENS), proposer, limits)
+    assert mixed == expected
+    assert graphs.replays > graphs.made

@@ -13,6 +13,7 @@ from shardp2p.coordinator.request import GenerationRequest, Result
 from shardp2p.identity.keys import Identity
 from shardp2p.node import Node, open_node
 from shardp2p.runtime.device import DeviceThread
+from shardp2p.runtime.graph import Graphs
 from shardp2p.runtime.load import load_block
 from shardp2p.scheduler.plan import Plan
 from shardp2p.scheduler.route import route
@@ -25,15 +26,22 @@ DIGEST = "ab" * 32
 
 @asynccontextmanager
 async def live_ring(
-    directory: Path, ranges: Sequence[LayerRange], *, dtype: DType = "float32", cache_rows: int = 4096
+    directory: Path,
+    ranges: Sequence[LayerRange],
+    *,
+    dtype: DType = "float32",
+    cache_rows: int = 4096,
+    replays: Graphs | None = None,
 ) -> AsyncIterator[tuple[Node, Plan]]:
-    """One node for each range, and a client node with the plan over them."""
+    """One node for each range, and a client node with the plan over them. `replays`: what captures few rows."""
     async with AsyncExitStack() as stack:
         device = stack.enter_context(DeviceThread())
         addresses: list[str] = []
         for layers in ranges:
             node = await stack.enter_async_context(open_node(Identity.generate(), ["/ip4/127.0.0.1/tcp/0"]))
             block = await device.run(lambda layers=layers: load_block(directory, layers, dtype=dtype))
+            if replays is not None:
+                block.replay_few_rows(replays)
             node.hold(MODEL, block, device, Holding(DIGEST, dtype, cache_rows), 0)
             addresses.extend(node.addresses())
         client = await stack.enter_async_context(open_node(Identity.generate()))
