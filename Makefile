@@ -3,11 +3,12 @@
 # make lint    every static check, and the tests that hold the design
 # make exact   the whole product of the exactness tests (slow)
 # make soak    the tests that watch for minutes
+# make gpu     the tests that need a CUDA device, and what forwards take there computed and replayed
 # make proto   regenerate shardp2p/wire/pb from proto/
 # PYTHON=...   the interpreter that makes .venv (default: the first of python3, python3.13, … that is >= 3.11)
 
 .DEFAULT_GOAL := demo
-.PHONY: venv demo test lint exact soak proto
+.PHONY: venv demo test lint exact soak gpu proto
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -30,6 +31,10 @@ exact: $(STAMP)
 
 soak: $(STAMP)
 	@$(BIN)/python -m pytest -m soak
+
+gpu: $(STAMP)
+	@$(BIN)/python -m pytest tests/gpu
+	@$(BIN)/python scripts/time_graphs.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
