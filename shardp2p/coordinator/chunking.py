@@ -68,7 +68,11 @@ class Chunking:
         if not line and now < self._pace.next_at:
             self.wake_at = self._pace.next_at
             return []
-        return self._tree.take_unsent(most, self._pace.least_probability)
+        drafts = self._tree.take_unsent(most, self._pace.least_probability)
+        if not self._pace.are_worth(sum(map(self._tree.probability, drafts)), line + len(drafts)):
+            self._tree.put_back(drafts)
+            return []
+        return drafts
 
     def _parent_slot(self, node: Node) -> Slot:
         """The slot that a draft hangs below."""

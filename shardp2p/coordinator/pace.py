@@ -41,6 +41,7 @@ class Pace:
         self._sent: deque[tuple[int, float]] = deque()  # number and time of the chunks in the ring
         self._slowest = RowCost()
         self._ring = RowCost()
+        self._wide = RowCost()  # as _ring, of more than one row: the second often costs far more than those after it
         self._lap_s = 0.0
         self._next_at = -inf
         self._bare_s = 0.0  # what a row alone takes all stages: less than a line through wider chunks says
@@ -57,14 +58,21 @@ class Pace:
         """Drafts of less are not worth a row: fewer of them are while drafts cost more than they save, else more."""
         if not self._lap_s:
             return 0.0
-        doubt = self._doubt(CREDIT_LAPS)
-        if doubt < 1.0:
-            doubt = max(LEAST_DOUBT, self._doubt(TRUST_LAPS))
-        return min(MOST_PROBABILITY, doubt * self._row_laps)
+        return min(MOST_PROBABILITY, self._doubt() * self._row_laps)
 
-    def _doubt(self, credit_laps: float) -> float:
+    def are_worth(self, expected_right: float, rows: int) -> bool:
+        """Whether drafts, so many of which are likely right, are worth that a chunk has `rows` rows in place of one."""
+        if rows < 2 or not self._bare_s:
+            return True
+        extra_s = self._wide.seconds(rows) - self._bare_s
+        return expected_right >= min(MOST_PROBABILITY, self._doubt() * extra_s / self._lap_s)
+
+    def _doubt(self) -> float:
         """What drafts cost of late, as a multiple of what they saved; both begin with a credit."""
-        return (self._spent_laps + credit_laps) / (self._saved_laps + credit_laps)
+        doubt = (self._spent_laps + CREDIT_LAPS) / (self._saved_laps + CREDIT_LAPS)
+        if doubt >= 1.0:
+            return doubt
+        return max(LEAST_DOUBT, (self._spent_laps + TRUST_LAPS) / (self._saved_laps + TRUST_LAPS))
 
     @property
     def _row_laps(self) -> float:
@@ -87,6 +95,8 @@ class Pace:
             return
         self._slowest.note(rows, verdict.slowest_us / 1e6)
         self._ring.note(rows, verdict.compute_us / 1e6)
+        if rows > 1:
+            self._wide.note(rows, verdict.compute_us / 1e6)
         lap_s = now - sent_at
         self._lap_s += (lap_s - self._lap_s) * (0.1 if self._lap_s else 1.0)
         after_root = max(0, chunk.root + 1 - chunk.ref.first_slot - chunk.quiet)

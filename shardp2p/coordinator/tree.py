@@ -169,6 +169,11 @@ class TokenTree:
             taken.append(self._take(self._unsent))
         return taken
 
+    def put_back(self, drafts: Sequence[Node]) -> None:
+        """Drafts that were taken are not sent now."""
+        for node in drafts:
+            self._unsent.put(node)
+
     def take_leaf(self, least_probability: float) -> Node | None:
         """The most probable leaf that was not asked about, which counts as asked from now on; None: there is none."""
         node = self._leaves.first(_is_unasked_leaf)

@@ -107,6 +107,20 @@ def test_where_drafts_save_far_more_than_they_cost_lesser_ones_go_too() -> None:
     assert ring.pace.least_probability == pytest.approx(usual * LEAST_DOUBT, rel=0.05)
 
 
+def test_drafts_together_must_be_worth_what_the_second_row_costs() -> None:
+    even, steep = Ring(), Ring()
+    for ring, extra_us in ((even, 0), (steep, 10_000)):  # where a row alone is half as dear, and others are not
+        assert ring.pace.are_worth(0.0, 16)  # as long as nothing is known
+        for rows in (1, 8, 2, 1, 3) * 4:
+            ring.lap(rows, is_right=False, are_drafts=False, extra_us=extra_us if rows > 1 else 0)
+    # Three stages take 30 ms longer for a chunk with drafts, and 3 ms for each of them, of a lap of 106 to 160 ms.
+    assert even.pace.are_worth(0.05, 2)
+    assert not even.pace.are_worth(0.01, 2)
+    assert steep.pace.are_worth(0.35, 2)
+    assert not steep.pace.are_worth(0.15, 2)
+    assert even.pace.are_worth(MOST_PROBABILITY, 10**6)
+
+
 def test_the_first_draft_is_charged_what_it_costs() -> None:
     kind, dear = Ring(), Ring()
     for ring, extra_us in ((kind, 0), (dear, 20_000)):  # where a second row alone doubles the time, and others do not

@@ -95,6 +95,13 @@ def test_a_guess_becomes_a_draft_when_the_one_before_it_is_taken() -> None:
     assert tokens(made.take_leaves(9, 0.0)) == [3]
 
 
+def test_drafts_that_are_put_back_come_again_in_their_order() -> None:
+    made = tree((0.6, (1,)), (0.3, (2,)), (0.1, (3,)))
+    taken = made.take_unsent(2)
+    made.put_back(taken)
+    assert tokens(made.take_unsent(9)) == [1, 2, 3]
+
+
 def test_a_guess_that_is_there_already_gives_its_turn_to_the_next() -> None:
     made = tree((0.5, (1,)))
     made.graft(made.root, [Branch((1,), 0.5), Branch((2,), 0.4), Branch((1,), 0.05), Branch((3,), 0.05)])
