@@ -144,7 +144,7 @@ class _Asker:
         request = GenerationRequest(
             truth.prompt, tokens, self.stop_tokens, sampling=truth.sampling, vocab_size=self.vocab_size
         )
-        proposer = PromptLookup(branches=arm.branches) if arm.branches else None
+        proposer = PromptLookup(sampling=truth.sampling, branches=arm.branches) if arm.branches else None
         run = await run_ring(self.node, self.plan, request, proposer=proposer, limits=arm.limits)
         return run, run.tokens == truth.answer[:tokens]
 

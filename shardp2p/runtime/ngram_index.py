@@ -87,6 +87,11 @@ class NgramIndex:
                 known |= followers.counts.keys()
         return found
 
+    def after_gap(self, token: Token) -> set[Token]:
+        """What stood two places after the latest occurrences of a token."""
+        ends = self._occurrences((token,), 1)
+        return {self.tokens[end + 1] for end in ends if end + 1 < len(self.tokens) and self.tokens[end + 1] != BREAK}
+
     def _after_long_matches(self, tail: Sequence[Token]) -> list[Followers]:
         """What followed matches of at least ORDERS tokens."""
         best: dict[Token, Followers] = {}

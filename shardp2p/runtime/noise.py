@@ -7,12 +7,13 @@ counter is t // 4 + 1 (docs/decisions/0004-replayable-sampling.md; golden vector
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Context, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardp2p.vocabulary import Position
+from shardp2p.vocabulary import Position, Token
 
 WORDS_PER_BLOCK = 4
 SEEKING_COSTS_TOKENS = 512
@@ -61,6 +62,12 @@ def gumbel(noise_bits: NDArray[np.uint64]) -> NDArray[np.float64]:
     np.log(numbers, out=numbers)
     np.negative(numbers, out=numbers)
     return numbers
+
+
+def gumbels(seed: int, position: Position, tokens: Sequence[Token]) -> list[float]:
+    """The Gumbel noise of each of a few tokens, which ascend."""
+    found: list[float] = gumbel(bits(seed, position, np.array(tokens, dtype=np.int64))).tolist()
+    return found
 
 
 def exact_gumbel(noise_bits: int) -> float:

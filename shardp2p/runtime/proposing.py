@@ -47,8 +47,8 @@ class Proposers:
         if wish.kind == "none":
             return None
         if wish.kind == "lookup" and self._memory is not None:
-            return PromptLookup(self._memory.shelf(wish.model_digest, wish.asker))
+            return PromptLookup(self._memory.shelf(wish.model_digest, wish.asker), sampling=wish.sampling)
         make = self._models.get(wish.model_digest)
         if wish.kind == "model" and make is not None:
             return Blend([PromptLookup(), make(wish.sampling, wish.vocab_size)])
-        return PromptLookup()
+        return PromptLookup(sampling=wish.sampling)
