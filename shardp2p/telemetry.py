@@ -37,7 +37,7 @@ _QUIET = {
 
 
 def configure_logging(level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every log line of `level` and above to `stream` (stderr where None). May be called again.
+    """Send every log line of `level` and above to `stream` (where None: what stderr is then). May be called again.
 
     At level debug the libraries' own warnings are heard too.
 
@@ -59,7 +59,7 @@ def configure_logging(level: str = "info", stream: TextIO | None = None) -> None
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(target)
+    handler = _ToStderr() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(_formatter(is_terminal, shared))
     handler.addFilter(_is_heard_at_debug if level == "debug" else _is_heard)
     root = logging.getLogger()
@@ -68,6 +68,14 @@ def configure_logging(level: str = "info", stream: TextIO | None = None) -> None
     # libp2p, when it is imported, cuts its loggers off the root and leaves them to this one.
     logging.lastResort = handler
     logging.captureWarnings(True)
+
+
+class _ToStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at each line: while a progress bar is drawn, lines go above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def withhold(logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -78,6 +79,17 @@ def test_logger_made_before_the_setup_follows_it() -> None:
     configure_logging(stream=second)
     log.info("two")
     assert [line["event"] for line in lines(first) + lines(second)] == ["one", "two"]
+
+
+def test_log_goes_to_what_stderr_is_at_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A progress bar stands in for stderr while it is drawn, so that lines go above it.
+    before, during = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", before)
+    configure_logging()
+    structlog.get_logger().info("joining")
+    monkeypatch.setattr(sys, "stderr", during)
+    structlog.get_logger().info("loading")
+    assert [line["event"] for line in lines(before) + lines(during)] == ["joining", "loading"]
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["json", "terminal"])
