@@ -53,7 +53,8 @@ def _why_not(plan: PlanReport, topology: Topology, machine: Machine) -> tuple[fl
     with_it_s, added_s = _with(plan, topology, machine)
     slower = with_it_s / plan.chunk_s - 1
     reason = (
-        f"at its best place it would add {1e3 * added_s:.1f} ms of hops and make a chunk {slower:.1%} slower"
+        f"at its best place it would {'add' if added_s >= 0 else 'save'} {1e3 * abs(added_s):.1f} ms of hops and make "
+        f"a chunk {slower:.1%} slower"
         if slower >= 0.0005
         else "it would make the ring no faster, and one stage longer"
     )

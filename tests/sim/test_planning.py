@@ -114,6 +114,13 @@ def test_every_machine_gets_a_reason() -> None:
     assert (empty.peer_id, "no room for one layer of 1024 MiB") == (D, empty.reason)
 
 
+def test_slow_machine_on_a_shorter_way_saves_hops_and_costs_more() -> None:
+    machines = [Machine(A, 6, 0.001), Machine(B, 6, 0.001), Machine(C, 1, 0.5)]
+    topology = Topology(machines, {(A, B): 0.05, (A, C): 0.01, (B, C): 0.01})
+    *_, slow = explain(plan(SHAPE, topology), topology)
+    assert "save 30.0 ms of hops and make a chunk" in slow.reason
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_noise_moves_no_ring(seed: int) -> None:
     world = make_world(12, f"noise/{seed}", is_pipelined=seed % 2 == 1)
