@@ -248,7 +248,8 @@ def _describe_placement(measured: dict[str, Any]) -> str:
 def _describe(measured: dict[str, Any]) -> str:
     m = measured
     return (
-        f"{m['model']} in {m['dtype']}, {m['rounds']} rounds of {m['tokens']} tokens, medians\n"
+        f"{m['model']} in {m['dtype']}, {m['rounds']} {'round' if m['rounds'] == 1 else 'rounds'} of "
+        f"{m['tokens']} tokens, medians\n"
         f"\n"
         f"whole model in one process   {m['single_tok_s']:7.1f} tokens/s\n"
         f"ring of {m['stages']} processes          {m['ring_tok_s']:7.1f} tokens/s   × {m['ratio']:.2f}\n"

@@ -48,6 +48,8 @@ async def _talk(open_asker: OpenAsker, wish: Wish, tokenizer: Tokenizer) -> None
         plan = await asker.find_ring()
         if asker.swarm:
             note(f"(the swarm {one_line(asker.swarm)} answers)")
+        if sys.stdin.isatty():
+            note("(Ctrl-C stops an answer, Ctrl-D leaves)")
         interrupts.is_serving = True  # Ctrl-C is the normal way out
         conversation = Conversation(tokenizer, plan.context_tokens)
         while (said := await _listen()) is not None:

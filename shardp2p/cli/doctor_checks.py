@@ -46,7 +46,9 @@ DECIDED_S: Final = 20.0
 PLACE_S: Final = 5.0
 PEER_S: Final = 10.0
 ANYWHERE: Final = "/ip4/0.0.0.0/tcp/0"
-NO_NAMES: Final = "models cannot be fetched, and peers not be named by host; see /etc/resolv.conf or the router"
+NO_NAMES: Final = (
+    "peers cannot be named by host, nor the demo model be fetched but from a mirror; see /etc/resolv.conf or the router"
+)
 BUSY: Final = "ask again when this machine has less to do"
 
 

@@ -123,7 +123,7 @@ Draft = Annotated[
     Option(
         "--draft",
         metavar="lookup|none|model",
-        help="lookup: guess from the text so far. none: token by token. model: the driver's draft model.",
+        help="lookup: guess from the text and earlier answers. none: token by token. model: the driver's draft model.",
     ),
 ]
 DraftModel = Annotated[
@@ -135,7 +135,8 @@ DraftModel = Annotated[
 NoMemory = Annotated[
     bool, Option("--no-memory", help="The peers keep nothing of an answer for later ones, nor use earlier ones.")
 ]
-Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once.")]
+UpNoMemory = Annotated[bool, Option("--no-memory", help="Keep no answers to guess later ones from, nor rows of them.")]
+Depth = Annotated[int, Option("--depth", min=1, help="Chunks of drafts in the ring at once, up to 32.")]
 Wire = Annotated[
     str,
     Option(

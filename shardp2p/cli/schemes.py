@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PROFILE_HELP = "Who is how far apart: glm52, gpt-oss, or a file; with a real model three-50ms, or any."
 ProfileName = Annotated[str, typer.Option("--profile", help="Who is how far apart: glm52, gpt-oss, or a file.")]
 Accept = Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right.")]
-Schemes = Annotated[list[str] | None, typer.Option("--arm", help="Only this scheme; repeatable.")]
+Schemes = Annotated[list[str] | None, typer.Option("--arm", help="Only plain, flush, sync_tree or tree; repeatable.")]
 Rounds = Annotated[int, typer.Option("--rounds", help="Answers of every scheme.")]
 Tokens = Annotated[int, typer.Option("--tokens", help="Length of each answer.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same texts.")]

@@ -69,7 +69,7 @@ def up(
     memory: options.Memory = None,
     region: options.Region = None,
     draft_model: options.DraftModel = None,
-    no_memory: options.NoMemory = False,
+    no_memory: options.UpNoMemory = False,
     once: options.Once = False,
     identity: options.KeyFile = None,
     data_dir: options.DataDir = None,

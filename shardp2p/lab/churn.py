@@ -81,7 +81,7 @@ class ChurnReport:
         hours = self.settings.duration_s / 3600
         return {
             "peers": self.settings.peers,
-            "hours": hours,
+            "hours": round(hours, 4),
             "layers": self.settings.layers,
             "joined": self.joined,
             "left": self.left,

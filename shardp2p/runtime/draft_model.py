@@ -61,6 +61,11 @@ def load_draft_model(directory: Path, *, target: Path, dtype: DType, device: str
 
     Tokenizers are compared before any weights are read.
     """
+    if not directory.is_dir():
+        raise ConfigError(
+            f"there is no directory {directory}, and so no tokenizer.json in it; name the draft model's directory, as "
+            "`shardp2p model list --json` shows it"
+        )
     check_same_tokens(Tokenizer(directory), Tokenizer(target), directory)
     layers = read_architecture(directory).layer_count
     return DraftModel(load_block(directory, LayerRange(0, layers), dtype=dtype, device=device))

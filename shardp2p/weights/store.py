@@ -146,9 +146,10 @@ class ModelStore:
             except OSError as error:
                 what = error.filename or path
                 raise ConfigError(f"cannot use {what} as a model: {error.strerror or error}") from error
+        source = DEMO_NAME if name_or_path == DEMO_NAME else "SOURCE"
         raise ConfigError(
             f"there is no model {name_or_path!r} (in the store: {', '.join(names) or 'none'}); import one: "
-            "shardp2p model import SOURCE"
+            f"shardp2p model import {source}"
         )
 
     def has(self, name: ModelId) -> bool:

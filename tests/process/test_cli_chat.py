@@ -107,6 +107,7 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_leaves(
 
 def test_ctrl_d_leaves(stages: list[StageProcess], tiny: Path, tmp_path: Path) -> None:
     with Terminal("chat", str(tiny), "--data-dir", str(tmp_path), *peers(stages)) as terminal:
+        terminal.wait_text("Ctrl-D leaves")
         terminal.wait_text("> ")
         terminal.write(b"\x04")
         assert terminal.wait() == 0

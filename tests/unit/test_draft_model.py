@@ -197,3 +197,8 @@ def test_a_model_with_another_tokenizer_is_refused_before_its_weights_are_read(d
     with pytest.raises(ConfigError, match="another vocabulary"):
         load_draft_model(other, target=directory, dtype="float32")
     check_same_tokens(Tokenizer(directory), Tokenizer(directory), directory)
+
+
+def test_a_directory_that_is_not_there_is_named(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no directory .*nowhere.*`shardp2p model list --json`"):
+        load_draft_model(tmp_path / "nowhere", target=directory, dtype="float32")

@@ -44,6 +44,7 @@ def test_commands_to_run_here_have_the_directory_and_others_do_not(text: str, wa
         (["swarm", "invite"], "make one: shardp2p swarm create NAME --data-dir {}"),
         (["status"], "start one: shardp2p up --join TOKEN|FILE --data-dir {}"),
         (["generate", "toy", "Hello"], "import one: shardp2p model import SOURCE --data-dir {}"),
+        (["generate", "smollm2", "Hello"], "import one: shardp2p model import smollm2 --data-dir {}"),
     ],
 )
 def test_every_command_that_takes_a_directory_repeats_it(
