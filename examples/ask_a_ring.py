@@ -1,4 +1,4 @@
-"""Ask a ring of running peers from Python, and see what each lap brought.
+"""Ask a ring of running peers from Python, and see what each lap carried.
 
 Start the peers first, each in a terminal of its own; each prints its address:
 

@@ -15,7 +15,7 @@ from shardp2p.cli.output import note, write_json
 from shardp2p.cli.progress import progress_bar, waiting_bar
 from shardp2p.cli.texts import read_prompt
 from shardp2p.config import load_settings
-from shardp2p.errors import IntegrityError, PeerUnavailableError, RemoteProtocolError
+from shardp2p.errors import ConfigError, IntegrityError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.weights.store import ModelStore
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def generate(
     as_json: options.AsJson = False,
 ) -> None:
     """Let a swarm, or a ring of peers, answer a prompt."""
+    if prompt == asked.join == "-":
+        raise ConfigError("standard input has room for one: the prompt, or the token of --join; give a file to --join")
     wish, text = asked.wish(), read_prompt(prompt)
     settings = load_settings(data_dir=asked.data_dir)
     with progress_bar() as report:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from shardp2p.cli.main import run
 from shardp2p.cli.texts import read_prompt, to_text
 from shardp2p.errors import ConfigError
 
@@ -48,3 +49,8 @@ def test_empty_prompt_is_refused(monkeypatch: pytest.MonkeyPatch, given: bytes) 
     for argument in ("-", given.decode()):
         with pytest.raises(ConfigError, match="the prompt is empty"):
             read_prompt(argument)
+
+
+def test_prompt_and_token_cannot_both_come_from_stdin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "toy", "-", "--join", "-"]) == 2
+    assert "give a file to --join" in capsys.readouterr().err
