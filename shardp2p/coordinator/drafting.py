@@ -22,7 +22,10 @@ KEPT_SHARE = 0.0625
 
 
 class Drafting:
-    """The outstanding request. `is_eager`: the next is made as soon as one is answered, else when no draft waits."""
+    """The outstanding request.
+
+    `is_eager`: the next is made as soon as one is answered, else when no draft waits that is worth a row.
+    """
 
     def __init__(self, tree: TokenTree, *, draft_tokens: int, is_eager: bool) -> None:
         self._tree = tree
@@ -49,7 +52,7 @@ class Drafting:
         """A request below the most probable leaves, when one is due. `least_probability`: of a draft worth a row."""
         if self._request or self._draft_tokens < 1:
             return None
-        if not self._is_eager and self._tree.best_unsent() is not None:
+        if not self._is_eager and self._has_worth_sending(least_probability):
             return None
         leaves = self._take_leaves(least_probability)
         if not leaves:
@@ -60,6 +63,10 @@ class Drafting:
         paths = tuple(tuple(self._tree.path_tokens(leaf)) for leaf in leaves)
         depth = self._tree.depth_below(min(leaf.position for leaf in leaves))
         return NeedDraft(self._requests, len(self._tree.committed), paths, min(self._draft_tokens, depth))
+
+    def _has_worth_sending(self, least_probability: float) -> bool:
+        best = self._tree.best_unsent()
+        return best is not None and self._tree.probability(best) >= least_probability
 
     def _take_leaves(self, least_probability: float) -> list[Node]:
         """The leaves to ask about: each adds more to what the answer is worth than to the time that it takes."""
