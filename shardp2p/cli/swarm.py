@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, cast, get_args
@@ -99,7 +100,13 @@ def invite(
         where = {"token": text} if out is None else {"file": str(user_path(out))}
         write_json({**_head(swarm), **details, "peers": addresses, **where})
     else:
-        typer.echo(text if out is None else f"the token is in {user_path(out)}; join with: shardp2p up --join {out}")
+        typer.echo(text if out is None else f"the token is in {user_path(out)}; {_use(details)} --join {out}")
+
+
+def _use(details: Mapping[str, Any]) -> str:
+    """What an invite is good for."""
+    is_to_ask = details.get("role") == "client"
+    return "ask with: shardp2p generate MODEL PROMPT" if is_to_ask else "join with: shardp2p up"
 
 
 @app.command()

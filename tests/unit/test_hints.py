@@ -64,3 +64,13 @@ def test_a_peer_that_may_not_start_leaves_no_key(tmp_path: Path, capsys: pytest.
     assert run(["generate", "toy", "Hello", "--data-dir", str(tmp_path), "--peer", "foo"]) == 2
     assert "--peer 'foo' is no multiaddr" in (said := capsys.readouterr().err)
     assert said.endswith("write it like /ip4/192.0.2.7/tcp/4001/p2p/PEER-ID\n")
+
+
+@pytest.mark.parametrize(("role", "use"), [("member", "join with: shardp2p up"), ("client", "ask with: shardp2p gen")])
+def test_an_invite_says_what_it_is_good_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, use: str
+) -> None:
+    place = ("--data-dir", str(tmp_path))
+    assert run(["swarm", "create", "home", *place]) == 0
+    assert run(["swarm", "invite", "home", "--role", role, "--out", str(tmp_path / "token"), *place]) == 0
+    assert f"{tmp_path / 'token'}; {use}" in capsys.readouterr().out
