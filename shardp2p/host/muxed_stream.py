@@ -124,10 +124,10 @@ class MuxedStream(IMuxedStream):
         self.abort()
 
     def abort(self) -> None:
-        """Abort both directions and tell the peer."""
+        """Abort both directions and tell the peer. Of a connection that failed before, its failure stays the reason."""
         if self._reset_reason is None and not (self._is_closed and self._is_receiving_finished):
             self._link.queue(encode_control(frames.WINDOW_UPDATE, frames.RST, self.stream_id))
-        self._fail("we reset the stream")
+        self._fail(self._link.failure or "we reset the stream")
 
     def receive(self, frame: Frame) -> None:
         """Take a data or window frame of this stream. Raises: RemoteProtocolError."""

@@ -156,6 +156,17 @@ async def test_data_before_a_reset_or_a_lost_connection_can_still_be_read() -> N
             await far.open_stream()
 
 
+async def test_reset_after_the_connection_failed_does_not_hide_why_it_did() -> None:
+    async with muxed_pair() as (near, far):
+        stream = await near.open_stream()
+        await far.accept_stream()
+        await far.close()
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.reset()
+        with pytest.raises(MuxedStreamReset, match="the peer closed the connection"):
+            await stream.read(4)
+
+
 async def test_peer_that_keeps_sending_to_a_closed_stream_is_told_to_stop() -> None:
     async with muxed_pair() as (near, far):
         one = await near.open_stream()
