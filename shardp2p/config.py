@@ -66,7 +66,7 @@ class UpSettings:
     `listen`, `peers` and `announce` are multiaddrs; `threads` 0 leaves the number of compute threads to torch;
     `identity` is the key file that stands in for `Paths.identity_file`. `cache_rows` are token positions, for all
     requests together. `draft_model` drafts for what this peer drives; unless it `remembers`, it keeps no answers to
-    guess later ones from.
+    guess later ones from. With a `fast_layout`, float32 results on the CPU may differ in their last bits.
     """
 
     model: ModelId | None = None
@@ -84,6 +84,7 @@ class UpSettings:
     identity: Path | None = None
     draft_model: Path | None = None
     remembers: bool = True
+    fast_layout: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):
@@ -275,6 +276,7 @@ def _up_settings(table: _Table) -> UpSettings:
         identity=table.path("identity"),
         draft_model=table.path("draft_model"),
         remembers=table.switch("remembers", defaults.remembers),
+        fast_layout=table.switch("fast_layout", defaults.fast_layout),
     )
 
 

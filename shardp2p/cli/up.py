@@ -63,6 +63,7 @@ def up(
     dtype: options.DTypeName = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    fast_layout: options.FastLayout = False,
     cache_rows: options.CacheRows = None,
     join: options.Join = None,
     peer: options.UpPeers = None,
@@ -97,6 +98,7 @@ def up(
         identity=identity,
         draft_model=draft_model,
         remembers=False if no_memory else None,
+        fast_layout=fast_layout or None,
     )
     configure_logging(log_level or everything.log_level)
     _start(settings, everything.relay, everything.paths, _Manner(join, once, as_json, exit_on_stdin_close))
@@ -236,6 +238,7 @@ async def _load(device: DeviceThread, serving: Serving) -> Loaded:
                 device=serving.settings.device,
                 digests=serving.model.manifest.digests(),
                 progress=progress,
+                fast_layout=serving.settings.fast_layout,
             )
         )
         await device.run(block.warm_up)

@@ -130,6 +130,7 @@ def make_offer(settings: UpSettings, paths: Paths) -> Offer:
         threads=settings.threads,
         region=settings.region,
         pinned=settings.layers,
+        fast_layout=settings.fast_layout,
     )
 
 

@@ -66,6 +66,7 @@ class Loader:
                 digests=stored.manifest.digests(),
                 cache_bytes=budget.total_bytes,
                 progress=self._note_progress,
+                fast_layout=offer.fast_layout,
             )
         )
         speed = SpeedEstimate(loaded.speed)

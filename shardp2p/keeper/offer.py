@@ -20,3 +20,4 @@ class Offer:
     threads: int = 0
     region: str = ""
     pinned: LayerRange | None = None
+    fast_layout: bool = False

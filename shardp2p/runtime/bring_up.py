@@ -36,11 +36,14 @@ def bring_up(
     digests: Mapping[str, str],
     cache_bytes: int,
     progress: Callable[[int, int], None],
+    fast_layout: bool = False,
 ) -> Ready:
     """Layers of the model in `directory`, with `cache_bytes` for the caches of all sessions. Raises: as load_block."""
     prepare(directory, dtype, device)
     growth = PeakGrowth()
-    block = load_block(directory, layers, dtype=dtype, device=device, digests=digests, progress=progress)
+    block = load_block(
+        directory, layers, dtype=dtype, device=device, digests=digests, progress=progress, fast_layout=fast_layout
+    )
     block.warm_up()
     growth_bytes = growth.growth_bytes()
     block.reserve(cache_bytes)

@@ -27,10 +27,12 @@ def pad_few_rows(model: nn.Module) -> None:
     """Let the linear layers of `model` compute few rows so, in place."""
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.__class__ = _PaddedLinear
+            module.__class__ = PaddedLinear
 
 
-class _PaddedLinear(nn.Linear):
+class PaddedLinear(nn.Linear):
+    """A linear layer that computes few rows so."""
+
     def forward(self, inputs: Tensor) -> Tensor:
         """The rows `inputs` [..., in] → [..., out]."""
         return linear(inputs, self.weight, self.bias)

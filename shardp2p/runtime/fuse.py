@@ -8,7 +8,7 @@ of a group that is called computes for all, the others hand out what is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -31,9 +31,23 @@ def fuse_siblings(model: nn.Module) -> None:
             members = [getattr(module, name, None) for name in names]
             linears = [member for member in members if type(member) is nn.Linear]
             if len(linears) == len(names) and _fit_together(linears):
-                group = _Group(linears)
+                group = Group(linears)
                 for index, name in enumerate(names):
                     setattr(module, name, _Member(group, index, linears[index]))
+
+
+Product = Callable[[Tensor, Tensor | None], Tensor]
+"""Rows [..., in] and a bias [out] → [..., out]."""
+
+
+def group_of(module: nn.Module) -> Group | None:
+    """The group that `fuse_siblings` has put a layer into."""
+    return module._group if isinstance(module, _Member) else None
+
+
+def drop_weight(module: Any) -> None:
+    """Leaves of a layer's weight its shape and type."""
+    module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
 
 
 def _fit_together(linears: Sequence[Any]) -> bool:
@@ -46,21 +60,36 @@ def _fit_together(linears: Sequence[Any]) -> bool:
     )
 
 
-class _Group:
+class Group:
     """The joint weight [sum of outputs, inputs] of some layers, and the results that were not yet handed out."""
 
     def __init__(self, linears: Sequence[Any]) -> None:
         self._sizes = [one.out_features for one in linears]
-        self._weight = _join(linears, "weight")
-        self._bias = None if linears[0].bias is None else _join(linears, "bias")
+        self.weight = _join(linears, "weight")
+        self.bias = None if linears[0].bias is None else _join(linears, "bias")
+        self.members: list[nn.Module] = []
+        self._complete: set[int] = set()
+        self._product: Product = lambda inputs, bias: linear(inputs, self.weight, bias)
         self._input: Tensor | None = None
         self._results: list[Tensor | None] = [None] * len(linears)
+
+    def is_complete_with(self, member: nn.Module) -> bool:
+        """Whether the weights of all members are there, now that those of `member` are."""
+        self._complete.add(id(member))
+        return len(self._complete) == len(self.members)
+
+    def compute_by(self, product: Product) -> None:
+        """Multiplies by `product` from now on, and keeps no weight."""
+        self._product = product
+        self.weight = self.weight.to("meta")
+        for member in self.members:
+            drop_weight(member)
 
     def result(self, index: int, inputs: Tensor) -> Tensor:
         """What layer `index` makes of `inputs`; computed for all layers when it is their first turn with them."""
         ready = self._results[index] if inputs is self._input else None
         if ready is None:
-            joint = linear(inputs, self._weight, self._bias)
+            joint = self._product(inputs, self.bias)
             self._results = list(torch.split(joint, self._sizes, dim=-1))
             self._input = inputs
             ready = self._results[index]
@@ -74,9 +103,10 @@ class _Group:
 class _Member(nn.Module):
     """One layer of a group, in the place of the linear layer whose parameters it keeps."""
 
-    def __init__(self, group: _Group, index: int, linear: nn.Linear) -> None:
+    def __init__(self, group: Group, index: int, linear: nn.Linear) -> None:
         super().__init__()
         self._group, self._index = group, index
+        group.members.append(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
 

@@ -31,6 +31,7 @@ from shardp2p.runtime.few_rows import pad_few_rows
 from shardp2p.runtime.fuse import fuse_siblings
 from shardp2p.runtime.graph import CudaGraphs
 from shardp2p.runtime.recipes import Recipe, plan_recipes, realise
+from shardp2p.runtime.weight_layout import WeightLayout
 from shardp2p.vocabulary import DType, LayerRange
 from shardp2p.wire.tensor import TORCH_DTYPES
 
@@ -45,11 +46,13 @@ def load_block(
     device: str = "cpu",
     digests: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    fast_layout: bool = False,
 ) -> Block:
     """The layers of the model in `directory`, ready to run.
 
     `digests` gives the SHA-256 (hexadecimal) of the stored bytes of each tensor; with it, every tensor that is read
-    must be in it. `progress` is called with (bytes read, bytes to read) after each tensor.
+    must be in it. `progress` is called with (bytes read, bytes to read) after each tensor. `fast_layout` may change the
+    order in which float32 products on the CPU add, where that is faster.
 
     Raises:
         ConfigError: no such model or layers, or the architecture cannot be split, all before weights are read; or the
@@ -70,9 +73,11 @@ def load_block(
         fuse_siblings(inner)
         pad_few_rows(model)
     waiting = {name for name, value in model.named_parameters() if not value.is_meta}
-    layer_bytes, filled = _fill(model, recipes, device, digests, progress)
+    layout = WeightLayout(TORCH_DTYPES[dtype], may_round=fast_layout) if device == "cpu" else None
+    layer_bytes, filled = _fill(model, recipes, device, digests, progress, layout)
     _share_head(model, layers, architecture.layer_count)
-    left = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.is_meta]
+    named = (*model.named_parameters(), *model.named_buffers())
+    left = [name for name, value in named if value.is_meta and name not in filled]
     left += sorted(waiting - filled)
     if left:
         raise ConfigError(f"{directory} lacks the tensor {left[0]}; the checkpoint is incomplete or of another model")
@@ -151,6 +156,7 @@ def _fill(
     device: str,
     digests: Mapping[str, str] | None,
     progress: Callable[[int, int], None] | None,
+    layout: WeightLayout | None,
 ) -> tuple[int, set[str]]:
     """Reads and assigns every recipe; the bytes that the parameters take, and their names."""
     total = sum(recipe.size_bytes for recipe in recipes)
@@ -162,6 +168,9 @@ def _fill(
             _assign(model, target, value.to(device))
             filled.add(target)
             layer_bytes += value.numel() * value.element_size()
+            path, _, name = target.rpartition(".")
+            if layout is not None and name == "weight" and target != HEAD:  # which may be the embedding too
+                layout.lay_out(model.get_submodule(path))
         done += recipe.size_bytes
         if progress is not None:
             progress(done, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 from contextlib import suppress
@@ -24,6 +25,12 @@ class PeakGrowth:
     def growth_bytes(self) -> int:
         """The growth at the peak so far. Without Linux's /proc, an earlier and higher peak counts as ours."""
         return max(0, _peak_bytes() - self._before)
+
+
+def give_back_freed() -> None:
+    """Lets the C library return what was freed to the system, instead of keeping it in gaps, where it can do that."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _peak_bytes() -> int:

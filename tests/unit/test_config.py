@@ -29,6 +29,7 @@ cache_rows = 4096
 identity = "/keys/second.key"
 draft_model = "/models/small"
 remembers = false
+fast_layout = true
 """
 
 
@@ -55,6 +56,7 @@ def test_every_key_of_the_file_is_read(tmp_path: Path) -> None:
             identity=Path("/keys/second.key"),
             draft_model=Path("/models/small"),
             remembers=False,
+            fast_layout=True,
         ),
     )
 
