@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from shardp2p.coordinator.commands import Limits
-from shardp2p.coordinator.request import SPARE_ROWS, GenerationRequest, Result
+from shardp2p.coordinator.request import SPARE_ROWS, GenerationRequest, Result, check_length
 from shardp2p.coordinator.stream import GenerationStream
 from shardp2p.errors import IntegrityError, OverloadedError, PeerUnavailableError, RemoteProtocolError, ShardError
 from shardp2p.member import Member
@@ -162,6 +162,7 @@ class SwarmClient:
         Raises: ConfigError for a request that cannot be served; OverloadedError at once when no ring has room;
         PeerUnavailableError with the layers that are missing, or with what each ring that was tried failed by.
         """
+        check_length(request, self._shape.model, self._context_tokens)
         terms = terms or Terms()
         self.say("looking for peers")
         await self._wait_sight()

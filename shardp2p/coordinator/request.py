@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from shardp2p.coordinator.commands import Finish, Limits, Proposer
 from shardp2p.errors import ConfigError
 from shardp2p.scheduler.plan import Plan
-from shardp2p.vocabulary import SamplingParams, Token, WireScheme
+from shardp2p.vocabulary import ModelId, SamplingParams, Token, WireScheme
 from shardp2p.wire.messages import Closed
 from shardp2p.wire.protocols import INITIAL_CREDITS
 
@@ -58,21 +58,26 @@ class Result:
     accounts: dict[int, Closed] = field(default_factory=dict)
 
 
+def check_length(request: GenerationRequest, model: ModelId, context_tokens: int) -> None:
+    """Raises: ConfigError when there is no text, or nothing asked for, or more than fits the model."""
+    if not request.prompt_tokens:
+        raise ConfigError("the prompt is empty; give at least one token")
+    if request.max_tokens < 1:
+        raise ConfigError(f"max_tokens is {request.max_tokens}; ask for at least 1")
+    if len(request.prompt_tokens) + request.max_tokens > context_tokens:
+        raise ConfigError(
+            f"the prompt has {len(request.prompt_tokens)} tokens and {request.max_tokens} more are asked for; "
+            f"{model} takes {context_tokens} in all: shorten the prompt or lower --max-tokens"
+        )
+
+
 def fit_limits(request: GenerationRequest, plan: Plan, limits: Limits, proposer: Proposer | None) -> Limits:
     """The limits for this request.
 
     Raises: ConfigError when there is no text, or nothing asked for, or more than fits the model or the ring.
     """
-    if not request.prompt_tokens:
-        raise ConfigError("the prompt is empty; give at least one token")
-    if request.max_tokens < 1:
-        raise ConfigError(f"max_tokens is {request.max_tokens}; ask for at least 1")
+    check_length(request, plan.model, plan.context_tokens)
     text = len(request.prompt_tokens) + request.max_tokens
-    if text > plan.context_tokens:
-        raise ConfigError(
-            f"the prompt has {len(request.prompt_tokens)} tokens and {request.max_tokens} more are asked for; "
-            f"{plan.model} takes {plan.context_tokens} in all: shorten the prompt or lower --max-tokens"
-        )
     if limits.max_chunks > INITIAL_CREDITS:
         raise ConfigError(f"{limits.max_chunks} chunks at once are too many; a ring takes at most {INITIAL_CREDITS}")
     drafts = limits.max_chunks * limits.chunk_tokens if proposer is not None else 0

@@ -192,6 +192,15 @@ async def test_no_room_anywhere_is_said_at_once(autojump_clock: MockClock) -> No
         assert await ask(client_of(sight)) == (ANSWER, ["b"])
 
 
+async def test_what_the_model_cannot_take_is_refused_before_any_room_is_looked_for(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        _, sight = swarm_of(nursery, ("a", "0:6"))
+        with pytest.raises(ConfigError, match="takes 1000 in all: shorten the prompt or lower --max-tokens"):
+            async with client_of(sight).generate(request(max_tokens=99_999)):
+                pass
+        nursery.cancel_scope.cancel()
+
+
 async def test_layers_on_their_way_are_waited_for(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         sim, sight = swarm_of(nursery, ("a", "0:3"))
