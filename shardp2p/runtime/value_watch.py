@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NAMESPACES: Final = frozenset({"aten", "prim", "prims"})
+NAMESPACES: Final = frozenset({"aten", "mkldnn", "prim", "prims"})
 """Whose operators say whether they read values; of others nothing is known."""
 
 READ_VALUES: Final = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
