@@ -135,11 +135,13 @@ def wan(
     configure_logging("warning")
     if runtime not in ("real", "emulated"):
         raise ConfigError(f"--runtime is {runtime!r}; it must be real or emulated")
+    if tokens is None:
+        tokens = 192 if runtime == "real" else 200
     if runtime == "real":
         settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
-        measured = _far(profile or "three-50ms", arm, rounds, tokens or 192, seed, settings, model, data_dir)
+        measured = _far(profile or "three-50ms", arm, rounds, tokens, seed, settings, model, data_dir)
     else:
-        measured = _emulated(profile or "glm52", accept, arm, rounds, tokens or 200, seed)
+        measured = _emulated(profile or "glm52", accept, arm, rounds, tokens, seed)
     if as_json:
         write_json(measured)
     else:

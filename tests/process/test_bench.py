@@ -78,3 +78,10 @@ def test_sessions_are_measured_and_answer_at_once_as_they_do_alone(tiny: Path, t
         "queue_fairness",
     }
     assert all(report[name] > 0 for name in figures)
+
+
+@pytest.mark.parametrize("runtime", ["emulated", "real"])
+def test_an_answer_without_tokens_is_refused(runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "wan", "--runtime", runtime, "--tokens", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "shardp2p: error: --tokens is 0; it must be at least 32\n")
