@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import inf
 
 from shardp2p.coordinator.commands import Limits
+from shardp2p.coordinator.nodes import Node
 from shardp2p.coordinator.pace import Pace
-from shardp2p.coordinator.tree import Node, TokenTree
+from shardp2p.coordinator.tree import TokenTree
 from shardp2p.errors import LocalProtocolError
 from shardp2p.vocabulary import ChunkRef, SessionId, Slot
 from shardp2p.wire.lineage import Lineage

@@ -8,9 +8,11 @@ many as give most for the time that answers take, which is seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from shardp2p.coordinator.commands import NeedDraft
-from shardp2p.coordinator.tree import Node, TokenTree
+from shardp2p.coordinator.nodes import Node
+from shardp2p.coordinator.tree import TokenTree
 from shardp2p.runtime.row_cost import RowCost
 from shardp2p.vocabulary import Branch
 
@@ -19,6 +21,10 @@ PATHS_AT_ONCE = 32
 
 KEPT_SHARE = 0.0625
 """A draft so much less likely than would be worth a row now hardly ever becomes worth one before it is dead."""
+
+MAX_ASKED: Final = 4096
+"""Live leaves that were asked about: more than a draft model gets through in a lap of half a second. Were there no end,
+drafts would fill the memory while a ring that hangs, or reads a long prompt, says nothing."""
 
 
 class Drafting:
@@ -50,7 +56,7 @@ class Drafting:
 
     def ask(self, least_probability: float, now: float = 0.0) -> NeedDraft | None:
         """A request below the most probable leaves, when one is due. `least_probability`: of a draft worth a row."""
-        if self._request or self._draft_tokens < 1:
+        if self._request or self._draft_tokens < 1 or self._tree.asked_leaves >= MAX_ASKED:
             return None
         if not self._is_eager and self._has_worth_sending(least_probability):
             return None
@@ -94,8 +100,8 @@ class Drafting:
         self.rounds += 1
         for leaf, below in zip(leaves, branches, strict=False):
             if leaf.is_alive:
-                least = least_probability * KEPT_SHARE / self._tree.probability(leaf)
-                self._tree.graft(leaf, [branch for branch in below if branch.probability >= least])
+                least, share = least_probability * KEPT_SHARE, self._tree.probability(leaf)
+                self._tree.graft(leaf, [branch for branch in below if branch.probability * share >= least])
         return True
 
     def follow(self, *, is_correction: bool) -> None:

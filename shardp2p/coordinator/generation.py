@@ -216,7 +216,7 @@ class Generation:
 
     def _fill(self, now: float) -> None:
         """Send what can be sent, and ask for drafts where there is room for them, or where they can be made ahead."""
-        self._fills_at = None
+        self._fills_at, self._chunking.wake_at = None, inf
         while self._finished is None:
             is_prompt = self._chunking.unsent_committed > 1
             most = self._limits.ring_chunks if is_prompt else self._limits.max_chunks

@@ -38,7 +38,7 @@ class Pace:
 
     def __init__(self, limits: Limits) -> None:
         self._is_paced = limits.is_paced
-        self._sent: deque[tuple[int, float]] = deque()  # number and time of the chunks in the ring
+        self._sent: deque[tuple[int, float, int]] = deque()  # number, time and rows of the chunks in the ring
         self._slowest = RowCost()
         self._ring = RowCost()
         self._wide = RowCost()  # as _ring, of more than one row: the second often costs far more than those after it
@@ -62,7 +62,7 @@ class Pace:
 
     def are_worth(self, expected_right: float, rows: int) -> bool:
         """Whether drafts, so many of which are likely right, are worth that a chunk has `rows` rows in place of one."""
-        if rows < 2 or not self._bare_s:
+        if rows < 2 or not self._bare_s or not self._lap_s:
             return True
         extra_s = self._wide.seconds(rows) - self._bare_s
         return expected_right >= min(MOST_PROBABILITY, self._doubt() * extra_s / self._lap_s)
@@ -81,7 +81,7 @@ class Pace:
 
     def note_sent(self, chunk: Chunk, now: float) -> None:
         """A chunk goes into the ring."""
-        self._sent.append((chunk.ref.seq, now))
+        self._sent.append((chunk.ref.seq, now, len(chunk.tokens)))
         if self._is_paced:
             self._next_at = max(self._next_at, now) + self._slowest.seconds(len(chunk.tokens))
 
@@ -89,19 +89,21 @@ class Pace:
         """The answer to a chunk is here."""
         sent_at = now
         while self._sent and self._sent[0][0] <= verdict.ref.seq:
-            _, sent_at = self._sent.popleft()
+            _, sent_at, _ = self._sent.popleft()
         rows = chunk.quiet + sum(choice is not None for choice in verdict.choices)
         if not self._is_paced or not rows or len(chunk.tokens) > DRAFT_ROWS:
             return
-        self._slowest.note(rows, verdict.slowest_us / 1e6)
-        self._ring.note(rows, verdict.compute_us / 1e6)
+        self._slowest.note_usual(rows, verdict.slowest_us / 1e6)
+        self._ring.note_usual(rows, verdict.compute_us / 1e6)
         if rows > 1:
-            self._wide.note(rows, verdict.compute_us / 1e6)
-        lap_s = now - sent_at
+            self._wide.note_usual(rows, verdict.compute_us / 1e6)
+        lap_s = max(0.0, now - sent_at)
         self._lap_s += (lap_s - self._lap_s) * (0.1 if self._lap_s else 1.0)
         after_root = max(0, chunk.root + 1 - chunk.ref.first_slot - chunk.quiet)
         drafts = sum(choice is not None for choice in verdict.choices[after_root:])
-        self._charge(rows, drafts, verdict.compute_us / 1e6)
+        self._charge(rows, drafts, min(verdict.compute_us / 1e6, lap_s))
+        # What is still in the ring is all that the slowest stage can have before it, whatever was thought of it.
+        self._next_at = min(self._next_at, now + sum(self._slowest.seconds(one) for _, _, one in self._sent))
 
     def _charge(self, rows: int, drafts: int, compute_s: float) -> None:
         """Put the cost of a chunk's drafts on the account: all that it took beyond a row alone, where that is known."""

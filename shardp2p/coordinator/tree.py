@@ -5,39 +5,16 @@ Pure. A draft is a node below the root, the committed leaf. Whatever else was ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
+from collections.abc import Iterator, Sequence
 from math import exp, inf, log
 from sys import maxsize
 
+from shardp2p.coordinator.nodes import Node, NodeQueue
 from shardp2p.errors import LocalProtocolError
 from shardp2p.vocabulary import Branch, Slot, Token
 
 LEAST_PROBABILITY = 1e-9
 """A branch of less is taken for this much, so that its logarithm is a number."""
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A token: the root, or a draft below it. `slot` is set when it is sent, `choice` when its verdict is here.
-
-    `log_probability` estimates, up to what is the same for all live nodes, that the whole path to here is right.
-    `is_asked`: drafts below it were asked for. `is_alive` turns false when the target chose otherwise.
-    `siblings`: the branches beside it that are less probable, of which nothing is made before this one is taken.
-    """
-
-    token: Token
-    position: int
-    parent: Node | None
-    log_probability: float
-    slot: Slot | None = None
-    choice: Token | None = None
-    children: dict[Token, Node] = field(default_factory=dict)
-    is_asked: bool = False
-    is_alive: bool = True
-    siblings: Iterator[Branch] | None = None
 
 
 class TokenTree:
@@ -47,9 +24,11 @@ class TokenTree:
         self.committed: list[Token] = list(prompt_tokens)
         self._limit_position = limit_position
         self.root = Node(self.committed[-1], len(self.committed) - 1, None, 0.0)
+        self.asked_leaves = 0
+        """How many live leaves, the root among them, were given out to be asked about."""
         self._by_slot: dict[Slot, Node] = {}
-        self._unsent = _NodeQueue()
-        self._leaves = _NodeQueue()
+        self._unsent = NodeQueue()
+        self._leaves = NodeQueue()
         self._note_leaf(self.root)
 
     def probability(self, node: Node) -> float:
@@ -67,6 +46,7 @@ class TokenTree:
             if child is not node:
                 self._forget(child)
         old.is_alive = False
+        self.asked_leaves -= old.is_asked
         if node is None:
             self.root = Node(old.choice, old.position + 1, None, old.log_probability)
             self._note_leaf(self.root)
@@ -91,8 +71,9 @@ class TokenTree:
         for child in self.root.children.values():
             self._forget(child)
         self.root = Node(self.committed[-1], len(self.committed) - 1, None, 0.0)
+        self.asked_leaves = 0
         self._by_slot.clear()
-        self._unsent, self._leaves = _NodeQueue(), _NodeQueue()
+        self._unsent, self._leaves = NodeQueue(), NodeQueue()
         self._note_leaf(self.root)
 
     def graft(self, anchor: Node, branches: Sequence[Branch]) -> None:
@@ -134,7 +115,7 @@ class TokenTree:
                 node.siblings = siblings
                 return
 
-    def _take(self, queue: _NodeQueue) -> Node:
+    def _take(self, queue: NodeQueue) -> Node:
         """The first of a queue; whoever comes after it among its siblings has a turn now."""
         node = queue.take()
         if node.siblings is not None:
@@ -171,8 +152,8 @@ class TokenTree:
 
     def put_back(self, drafts: Sequence[Node]) -> None:
         """Drafts that were taken are not sent now."""
-        for node in drafts:
-            self._unsent.put(node)
+        for node in reversed(drafts):
+            self._unsent.put_first(node)
 
     def take_leaf(self, least_probability: float) -> Node | None:
         """The most probable leaf that was not asked about, which counts as asked from now on; None: there is none."""
@@ -180,6 +161,7 @@ class TokenTree:
         if node is None or self.probability(node) < least_probability:
             return None
         node.is_asked = True
+        self.asked_leaves += 1
         return self._take(self._leaves)
 
     def take_leaves(self, most: int, least_probability: float) -> list[Node]:
@@ -198,34 +180,11 @@ class TokenTree:
         while waiting:
             dead = waiting.pop()
             dead.is_alive = False
+            self.asked_leaves -= dead.is_asked
             if dead.slot is not None:
                 self._by_slot.pop(dead.slot, None)
             waiting.extend(dead.children.values())
             dead.children.clear()  # or they would hold one another until Python's collector of circles comes
-
-
-class _NodeQueue:
-    """Nodes, the most probable first; of equal ones the earlier proposed."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Node]] = []
-        self._order = count()
-
-    def put(self, node: Node) -> None:
-        heappush(self._heap, (-node.log_probability, next(self._order), node))
-
-    def first(self, is_wanted: Callable[[Node], bool]) -> Node | None:
-        """The first one that is wanted; those before it are gone for good."""
-        while self._heap:
-            node = self._heap[0][2]
-            if is_wanted(node):
-                return node
-            heappop(self._heap)
-        return None
-
-    def take(self) -> Node:
-        """Take the first one out."""
-        return heappop(self._heap)[2]
 
 
 def _are_falling_tokens(branches: Sequence[Branch]) -> bool:

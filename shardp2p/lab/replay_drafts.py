@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from shardp2p.coordinator.commands import Proposer
-from shardp2p.coordinator.tree import Node, TokenTree
+from shardp2p.coordinator.nodes import Node
+from shardp2p.coordinator.tree import TokenTree
 from shardp2p.runtime.draft import PromptLookup
 from shardp2p.vocabulary import Token
 

@@ -7,6 +7,15 @@ from typing import Final
 FORGET: Final = 0.98
 """What an observation weighs when one more has been made: the last 50 or so decide."""
 
+KNOWN: Final = 3.5
+"""So much weight of observations says what is usual."""
+
+MOST_TIMES: Final = 8.0
+"""A chunk that took more than so many times what is usual was held up, or is a lie: it counts for so much."""
+
+LEAST_USUAL_S: Final = 1e-3
+"""What is taken for usual at least."""
+
 
 class RowCost:
     """What a chunk costs by its rows: a straight line through what was seen, by least squares."""
@@ -29,6 +38,12 @@ class RowCost:
         # Neither rows that save time nor a chunk that costs nothing is anything but noise.
         self.row_s = min(max(slope, 0.0), mean_s / mean_rows)
         self.base_s = mean_s - self.row_s * mean_rows
+
+    def note_usual(self, rows: int, seconds: float) -> None:
+        """The same, where one chunk that was held up is to say little of the next."""
+        if self._weight > KNOWN:
+            seconds = min(seconds, MOST_TIMES * max(self.seconds(rows), LEAST_USUAL_S))
+        self.note(rows, seconds)
 
     def seconds(self, rows: int) -> float:
         """What a chunk of so many rows would take."""

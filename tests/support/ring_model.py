@@ -283,6 +283,8 @@ class Ring:
     def _wake(self) -> None:
         self.now = max(self.now, self.generation.wake_at)
         self.generation.wake(self.now)
+        self.drain()
+        assert self.generation.wake_at > self.now, "it would be woken again and again"
 
     def _draft(self) -> None:
         request, text = self.drafts.pop(self.rng.randrange(len(self.drafts)))

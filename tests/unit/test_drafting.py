@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardp2p.coordinator.drafting import PATHS_AT_ONCE, Drafting
+from shardp2p.coordinator.drafting import MAX_ASKED, PATHS_AT_ONCE, Drafting
 from shardp2p.coordinator.tree import TokenTree
 from shardp2p.vocabulary import Branch
 
@@ -56,3 +56,27 @@ def test_what_is_not_worth_a_row_is_not_asked_about() -> None:
     second = drafting.ask(0.2)
     assert second is not None
     assert second.paths == ((2,), (3,))
+
+
+def test_while_the_target_is_not_heard_drafts_come_to_an_end() -> None:
+    tree = TokenTree((1,))
+    drafting, asked = Drafting(tree, draft_tokens=1, is_eager=True), 0
+    while (request := drafting.ask(0.0)) is not None:
+        asked += len(request.paths)
+        drafting.answer(request.request, [[Branch((2,), 0.6), Branch((3,), 0.4)]] * len(request.paths))
+    assert MAX_ASKED <= asked < MAX_ASKED + PATHS_AT_ONCE
+    tree.root.choice = 9
+    tree.advance()
+    assert drafting.ask(0.0) is not None
+
+
+def test_paths_too_unlikely_for_a_number_are_drafted_on() -> None:
+    tree = TokenTree((1,))
+    tree.graft(tree.root, [Branch((2,) * 60, 0.0, continues=0.0)])
+    drafting = Drafting(tree, draft_tokens=1, is_eager=True)
+    request = drafting.ask(0.0)
+    assert request is not None
+    assert drafting.answer(request.request, [[Branch((3,), 0.5)]])
+    request = drafting.ask(0.0)
+    assert request is not None
+    assert request.paths == ((*(2,) * 60, 3),)

@@ -166,6 +166,35 @@ def test_after_a_loss_nothing_holds_the_next_chunk_up() -> None:
     assert ring.pace.next_at < 0
 
 
+def test_one_chunk_that_was_held_up_says_little_of_the_next() -> None:
+    for extra_us in (10**7, 2**63):  # a machine that stood still; and one that lies
+        ring = Ring()
+        for _ in range(5):
+            for rows in (1, 8, 4):
+                ring.lap(rows)
+        usual = ring.pace.least_probability
+        chunk = Chunk(ChunkRef(SESSION, 0, ring.seq, Slot(0)), (1, 2), (Slot(0), Slot(1)), Slot(0))
+        ring.pace.note_sent(chunk, ring.now)
+        ring.seq += 1
+        ring.now += 0.1
+        ring.pace.note_verdict(Verdict(chunk.ref, 0, (7, 7), extra_us, extra_us), chunk, ring.now)
+        assert ring.pace.next_at <= ring.now
+        ring.pace.note_sent(chunk, ring.now)
+        assert ring.pace.next_at < ring.now + 0.04
+        assert ring.pace.least_probability < 4 * usual
+
+
+def test_a_clock_that_stands_still_or_goes_back_divides_nothing() -> None:
+    for way_s in (0.0, -1.0):
+        pace = Pace(Limits())
+        for seq, rows in enumerate((1, 8, 2, 1, 3)):
+            chunk = Chunk(ChunkRef(SESSION, 0, seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, Slot(rows - 1))
+            pace.note_sent(chunk, 5.0)
+            pace.note_verdict(Verdict(chunk.ref, 0, (7,) * rows, 10_000, 10_000), chunk, 5.0 + way_s)
+            assert pace.are_worth(0.0, 8)
+            assert pace.least_probability == 0.0
+
+
 def test_the_cost_of_a_row_is_the_slope() -> None:
     cost = RowCost()
     for rows in (1, 2, 5, 9, 3):

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from shardp2p.coordinator.tree import Node, TokenTree
+from shardp2p.coordinator.nodes import Node
+from shardp2p.coordinator.tree import TokenTree
 from shardp2p.errors import LocalProtocolError
 from shardp2p.vocabulary import Branch, Slot
 
@@ -100,6 +101,26 @@ def test_drafts_that_are_put_back_come_again_in_their_order() -> None:
     taken = made.take_unsent(2)
     made.put_back(taken)
     assert tokens(made.take_unsent(9)) == [1, 2, 3]
+
+
+def test_what_is_put_back_comes_before_what_hangs_below_it_and_is_as_probable() -> None:
+    made = tree((0.1, (1, 2, 3)), (0.1, (4,)))
+    for most in (1, 2, 1):
+        made.put_back(made.take_unsent(most))
+    assert tokens(made.take_unsent(9)) == [1, 2, 3, 4]
+
+
+def test_live_leaves_that_were_asked_about_are_counted() -> None:
+    made = tree((0.6, (1, 2)), (0.3, (4, 5)))
+    assert (len(made.take_leaves(9, 0.0)), made.asked_leaves) == (2, 2)
+    commit(made, 4)
+    assert made.asked_leaves == 1
+    commit(made, 5)
+    assert made.asked_leaves == 1
+    commit(made, 9)
+    assert (len(made.take_leaves(9, 0.0)), made.asked_leaves) == (1, 1)
+    made.drop_drafts()
+    assert made.asked_leaves == 0
 
 
 def test_a_guess_that_is_there_already_gives_its_turn_to_the_next() -> None:
