@@ -199,6 +199,8 @@ class ModelDrafts:
         self._position_of: NDArray[np.int64] = np.zeros(FIRST_ROWS, dtype=np.int64)
 
     def _new_node(self, parent: _Node | None, token: Token) -> _Node:
+        if not 0 <= token < self._model.block.vocab_size:
+            raise ConfigError("the text has a token that the draft model does not have")
         if not self._free:
             self._double()
         position = parent.position + 1 if parent is not None else 0

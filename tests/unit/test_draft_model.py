@@ -179,6 +179,15 @@ def test_a_draft_that_fails_ends_the_drafts_and_not_the_answer(
     assert DraftModel(block).drafts(misplaced).propose([5, 6], [()], 1) == ((),)
 
 
+@pytest.mark.parametrize("beyond", [0, 2**30])
+def test_a_token_that_only_the_target_has_ends_the_drafts_and_not_the_answer(block: Block, beyond: int) -> None:
+    token = block.vocab_size + beyond
+    for text, path in (([5, token], ()), ([5], (token,))):
+        drafts = DraftModel(block).drafts(SamplingParams(), vocab_size=2**31)
+        assert drafts.propose(text, [path], 1) == ((),)
+        assert drafts.propose([*text, *path, 6], [()], 1) == ((),)
+
+
 def test_nothing_is_proposed_beyond_the_context_or_outside_the_targets_vocabulary(block: Block) -> None:
     drafts = DraftModel(block).drafts(SamplingParams(), vocab_size=40)
     assert all(branch.tokens[0] < 40 for branch in drafts.propose([5, 6], [()], 1)[0])
