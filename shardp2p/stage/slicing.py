@@ -17,11 +17,9 @@ from shardp2p.runtime.row_cost import RowCost
 LEAST_ROWS: Final = 16
 """Fewer would read all weights for next to nothing, and a prompt would never end."""
 
-USUAL_STRETCH: Final = 2.0
-"""How many times as long as one row a part may take where it is not known who comes when."""
-
-MOST_STRETCH: Final = 3.0
-"""And where it is: whoever comes earlier, or a part that takes longer than foreseen, is to do little harm."""
+MOST_STRETCH: Final = 2.0
+"""How many times as long as one row a part may take: whoever comes earlier than foreseen waits for it to end, at every
+stage of the ring."""
 
 LATE: Final = 1.25
 """Who has been away for so many times its usual pause is not waited for any more."""
@@ -68,7 +66,7 @@ class Slicing:
         """How many rows fit, in the bounds of what a mistake may cost."""
         if not self._cost.row_s:
             return LEAST_ROWS
-        most_s = self._cost.seconds(1) * (USUAL_STRETCH if seconds == inf else MOST_STRETCH)
+        most_s = MOST_STRETCH * self._cost.seconds(1)
         return int((min(seconds, most_s) - self._cost.base_s) / self._cost.row_s)
 
 
