@@ -68,7 +68,7 @@ DTypeName = Annotated[
 Device = Annotated[str | None, Option("--device", help="cpu (the default), cuda or cuda:N.")]
 Threads = Annotated[int | None, Option("--threads", help="Compute threads; 0: torch decides.")]
 FastLayout = Annotated[
-    bool, Option("--fast-layout", help="Lay float32 weights out as this CPU is faster with; the last bits may change.")
+    bool, Option("--fast-layout", help="Lay weights out as this CPU is faster with; last bits of float32 may change.")
 ]
 CacheRows = Annotated[int | None, Option("--cache-rows", help="Token positions to keep for all requests together.")]
 Memory = Annotated[

@@ -51,8 +51,8 @@ def load_block(
     """The layers of the model in `directory`, ready to run.
 
     `digests` gives the SHA-256 (hexadecimal) of the stored bytes of each tensor; with it, every tensor that is read
-    must be in it. `progress` is called with (bytes read, bytes to read) after each tensor. `fast_layout` may change the
-    order in which float32 products on the CPU add, where that is faster.
+    must be in it. `progress` is called with (bytes read, bytes to read) after each tensor. A `fast_layout`
+    of weights on the CPU may change the order in which float32 products add, where that is faster.
 
     Raises:
         ConfigError: no such model or layers, or the architecture cannot be split, all before weights are read; or the
@@ -73,7 +73,7 @@ def load_block(
         fuse_siblings(inner)
         pad_few_rows(model)
     waiting = {name for name, value in model.named_parameters() if not value.is_meta}
-    layout = WeightLayout(TORCH_DTYPES[dtype], may_round=fast_layout) if device == "cpu" else None
+    layout = WeightLayout(TORCH_DTYPES[dtype]) if fast_layout and device == "cpu" else None
     layer_bytes, filled = _fill(model, recipes, device, digests, progress, layout)
     _share_head(model, layers, architecture.layer_count)
     named = (*model.named_parameters(), *model.named_buffers())

@@ -33,14 +33,13 @@ TIMED_RUNS: Final = 15
 class WeightLayout:
     """Lays out the weights of a model's linear layers, in place, one by one.
 
-    Those of bfloat16 where no bit of a result changes, as one row shows. With `may_round` those of float32 too, where
-    that is faster here: results are equal up to the order of adding.
+    Those of bfloat16 where no bit of a result changes, as one row shows; those of float32 where that is faster here:
+    results are equal up to the order of adding. Loading takes some megabytes more.
     """
 
-    def __init__(self, dtype: torch.dtype, *, may_round: bool) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self._must_equal = dtype is torch.bfloat16
-        may_change = may_round and dtype is torch.float32
-        self._is_on = bool(torch._C._has_mkldnn) and (self._must_equal or may_change)
+        self._is_on = bool(torch._C._has_mkldnn) and (self._must_equal or dtype is torch.float32)
         self._is_good: dict[int, bool] = {}  # by the width of inputs
 
     def lay_out(self, module: Any) -> None:

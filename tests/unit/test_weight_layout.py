@@ -56,7 +56,7 @@ def laid_out(block: Any) -> int:
 
 @pytest.mark.parametrize("text", ["0:3", "0:2", "1:3"])
 def test_bfloat16_results_are_equal_in_every_bit(text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, ours = blocks(directory, LayerRange.parse(text), "bfloat16", monkeypatch)
+    plain, ours = blocks(directory, LayerRange.parse(text), "bfloat16", monkeypatch, fast_layout=True)
     counts = (40, 1, 1, 2, 3, 5, 8, 13, 64)
     assert all(map(torch.equal, logits(plain, counts), logits(ours, counts)))
     part = LayerRange(1, 2)
@@ -103,7 +103,7 @@ def test_a_layout_that_changes_a_bit_or_has_no_kernel_is_left(monkeypatch: pytes
 
     for product in (inexact, without_kernel):
         monkeypatch.setattr(weight_layout, "_product", product)
-        WeightLayout(torch.bfloat16, may_round=False).lay_out(module)
+        WeightLayout(torch.bfloat16).lay_out(module)
         with torch.inference_mode():
             assert torch.equal(module(inputs), expected)
         assert not module.weight.is_meta
@@ -114,7 +114,7 @@ def test_a_bias_that_is_read_after_the_weight_is_added(has_bias: bool) -> None:
     module, plain = (nn.Linear(256, 512, bias=has_bias, dtype=torch.bfloat16) for _ in range(2))
     plain.load_state_dict(module.state_dict())
     bias, module.bias = module.bias, None
-    WeightLayout(torch.bfloat16, may_round=False).lay_out(module)
+    WeightLayout(torch.bfloat16).lay_out(module)
     module.bias = bias
     inputs = torch.linspace(-1, 1, 5 * 256).view(1, 5, 256).to(torch.bfloat16)
     with torch.inference_mode():
@@ -122,6 +122,6 @@ def test_a_bias_that_is_read_after_the_weight_is_added(has_bias: bool) -> None:
 
 
 def test_a_head_stays_as_it_is_since_it_may_be_the_embedding_too(directory: Path) -> None:
-    block = load_block(directory, ALL, dtype="bfloat16")
+    block = load_block(directory, ALL, dtype="bfloat16", fast_layout=True)
     assert block._head is not None
     assert not block._head.lm_head.weight.is_meta  # type: ignore[union-attr]
