@@ -114,9 +114,8 @@ class _Cut(Gaps):
             yield
             self.open()
         except RuntimeError as error:
-            with suppress(
-                RuntimeError, IndexError
-            ):  # what went wrong is known already; it may have been the first piece
+            # What went wrong is known already, and may have been the beginning of the first piece.
+            with suppress(RuntimeError, IndexError):
                 self.open()
             raise CannotRecordError(str(error)) from error
 

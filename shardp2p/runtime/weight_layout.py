@@ -1,8 +1,8 @@
 """Weights of linear layers as a CPU's products read them fastest: in blocks, laid out once.
 
 torch keeps a weight row by row. In bfloat16 it lays it out anew for every product, which takes as long as a few rows'
-arithmetic; in float32 it multiplies by another library. A weight is laid out as soon as it is read, and takes the place
-of what was read, so that there is one of each.
+arithmetic; in float32 it multiplies by another library. Where a fast layout is asked for, a weight is laid out as soon
+as it is read, and takes the place of what was read, so that there is one of each.
 """
 
 from __future__ import annotations
