@@ -72,6 +72,8 @@ def describe_arms(measured: Mapping[str, Any]) -> str:
             for name, arm in arms.items()
             if name != "tree"
         ]
+        if "coordinator_ms" in arms["tree"]:
+            lines.append(f"the coordinator takes {arms['tree']['coordinator_ms']:.2f} ms of CPU a token for it")
     if "sampled_over_plain" in measured:
         lines.append(f"the same sampled: x {measured['sampled_over_plain']:.2f}")
     if "worst_prompt_ratio" in measured:

@@ -24,6 +24,8 @@ class Chunking:
         self._pace = pace
         self._limits = limits
         self._seq = 0
+        self.least_sent = 0.0
+        """How probable the last draft of the last chunk was: less probable ones had no room. 0: all had."""
         self.wake_at = inf
         """When there may be a chunk although there was none the last time; inf: not by time alone."""
 
@@ -64,7 +66,10 @@ class Chunking:
         """The drafts that go now, behind `line` committed tokens; when none may, it is known when to look again."""
         room = self._limits.cache_rows - len(self._lineage) - line
         most = min(self._limits.chunk_tokens - line, room)
-        if most < 1 or self._tree.best_unsent() is None:
+        if most < 1:
+            return []
+        if self._tree.best_unsent() is None:
+            self.least_sent = 0.0
             return []
         if not line and now < self._pace.next_at:
             self.wake_at = self._pace.next_at
@@ -73,6 +78,7 @@ class Chunking:
         if not self._pace.are_worth(sum(map(self._tree.probability, drafts)), line + len(drafts)):
             self._tree.put_back(drafts)
             return []
+        self.least_sent = self._tree.probability(drafts[-1]) if len(drafts) == most else 0.0
         return drafts
 
     def _parent_slot(self, node: Node) -> Slot:

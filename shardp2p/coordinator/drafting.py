@@ -22,6 +22,15 @@ PATHS_AT_ONCE = 32
 KEPT_SHARE = 0.0625
 """A draft so much less likely than would be worth a row now hardly ever becomes worth one before it is dead."""
 
+LEAVES_A_TOKEN: Final = 48
+"""Leaves for each committed token: each costs some microseconds here, and drafts below most are dead before they go."""
+
+CHILD_SHARE: Final = 0.5
+"""Beyond that, a leaf is asked about if a draft that is so much less probable than the leaf would have room now."""
+
+CREDIT_TOKENS: Final = 32
+"""An answer begins as if so many tokens were committed: what is asked ahead pays in easy texts."""
+
 MAX_ASKED: Final = 4096
 """Live leaves that were asked about: more than a draft model gets through in a lap of half a second. Were there no end,
 drafts would fill the memory while a ring that hangs, or reads a long prompt, says nothing."""
@@ -37,7 +46,9 @@ class Drafting:
         self._tree = tree
         self._draft_tokens = draft_tokens
         self._is_eager = is_eager
+        self._prompt_length = len(tree.committed)
         self._requests = 0
+        self._asked_leaves = 0
         self._request: tuple[int, tuple[Node, ...]] | None = None  # number, and the nodes that it continues
         self._asked_at = 0.0
         self._cost = RowCost()  # of an answer, by the leaves that it was asked about
@@ -54,21 +65,33 @@ class Drafting:
         """Whether a request is outstanding."""
         return self._request is not None
 
-    def ask(self, least_probability: float, now: float = 0.0) -> NeedDraft | None:
-        """A request below the most probable leaves, when one is due. `least_probability`: of a draft worth a row."""
+    def ask(self, least_probability: float, now: float = 0.0, *, least_sent: float = 0.0) -> NeedDraft | None:
+        """A request below the most probable leaves, when one is due.
+
+        `least_probability`: of a draft worth a row; `least_sent`: of one that there is room for now.
+        """
         if self._request or self._draft_tokens < 1 or self._tree.asked_leaves >= MAX_ASKED:
             return None
         if not self._is_eager and self._has_worth_sending(least_probability):
             return None
+        if self._is_over:
+            least_probability = max(least_probability, min(1.0, least_sent / CHILD_SHARE))
         leaves = self._take_leaves(least_probability)
         if not leaves:
             return None
         self._requests += 1
+        self._asked_leaves += len(leaves)
         self._asked_at = now
         self._request = self._requests, tuple(leaves)
         paths = tuple(tuple(self._tree.path_tokens(leaf)) for leaf in leaves)
         depth = self._tree.depth_below(min(leaf.position for leaf in leaves))
         return NeedDraft(self._requests, len(self._tree.committed), paths, min(self._draft_tokens, depth))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether so many leaves were asked about that only those are whose drafts would have room now."""
+        tokens = len(self._tree.committed) - self._prompt_length + CREDIT_TOKENS
+        return self._is_eager and self._asked_leaves > LEAVES_A_TOKEN * tokens
 
     def _has_worth_sending(self, least_probability: float) -> bool:
         best = self._tree.best_unsent()

@@ -222,7 +222,8 @@ class Generation:
             most = self._limits.ring_chunks if is_prompt else self._limits.max_chunks
             has_room = len(self._in_flight) < most
             if (has_room or self._drafts_ahead) and self._chunking.unsent_committed <= self._limits.prefill_tokens:
-                request = self._drafting.ask(self._pace.least_probability, now)
+                least, sent = self._pace.least_probability, self._chunking.least_sent
+                request = self._drafting.ask(least, now, least_sent=sent)
                 if request is not None:
                     self._commands.append(request)
                     self._fills_at = now  # the proposer begins before a chunk is put together

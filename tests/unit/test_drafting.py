@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardp2p.coordinator.drafting import MAX_ASKED, PATHS_AT_ONCE, Drafting
+from shardp2p.coordinator.drafting import CREDIT_TOKENS, LEAVES_A_TOKEN, MAX_ASKED, PATHS_AT_ONCE, Drafting
 from shardp2p.coordinator.tree import TokenTree
 from shardp2p.vocabulary import Branch
 
@@ -80,3 +80,59 @@ def test_paths_too_unlikely_for_a_number_are_drafted_on() -> None:
     request = drafting.ask(0.0)
     assert request is not None
     assert request.paths == ((*(2,) * 60, 3),)
+
+
+# the budget of leaves
+
+BUDGET = LEAVES_A_TOKEN * CREDIT_TOKENS
+"""How many leaves may be asked about before the first token, whatever the probability of their drafts."""
+
+
+def drafting_after(leaves: int, *, is_eager: bool = True, tree: TokenTree | None = None) -> Drafting:
+    """One that has asked about at least so many leaves of an answer in which nothing is committed yet."""
+    tree = tree or TokenTree((1,))
+    drafting, asked = Drafting(tree, draft_tokens=1, is_eager=is_eager), 0
+    while asked < leaves:
+        request = drafting.ask(0.0)
+        assert request is not None
+        asked += len(request.paths)
+        drafting.answer(request.request, [[Branch((2,), 0.8), Branch((3,), 0.2)]] * len(request.paths))
+        tree.take_unsent(MAX_ASKED)
+    return drafting
+
+
+def test_within_the_budget_leaves_are_asked_about_whose_drafts_have_no_room_yet() -> None:
+    assert drafting_after(BUDGET // 2).ask(0.0, least_sent=1.0) is not None
+
+
+def test_beyond_the_budget_only_leaves_are_asked_about_whose_drafts_would_have_room() -> None:
+    drafting = drafting_after(BUDGET + 1)
+    assert drafting.ask(0.0, least_sent=1.0) is None
+    assert drafting.ask(0.0, least_sent=1e-9) is not None
+
+
+def test_the_text_itself_is_asked_about_whatever_was_asked_before() -> None:
+    tree = TokenTree((1,))
+    drafting = drafting_after(BUDGET + 1, tree=tree)
+    tree.root.choice = 9
+    tree.advance()
+    request = drafting.ask(0.0, least_sent=1.0)
+    assert request is not None
+    assert request.paths == ((),)
+
+
+def test_each_committed_token_allows_more_leaves() -> None:
+    tree = TokenTree((1,))
+    drafting = Drafting(tree, draft_tokens=1, is_eager=True)
+    for told in range(BUDGET // 2 + LEAVES_A_TOKEN):
+        for below in ([Branch((2,), 0.4)], []):
+            request = drafting.ask(0.0, least_sent=0.9)
+            assert request is not None, told
+            drafting.answer(request.request, [below])
+        tree.root.choice = 5
+        tree.advance()
+        drafting.follow(is_correction=True)
+
+
+def test_a_lookup_that_takes_no_time_has_no_budget() -> None:
+    assert drafting_after(BUDGET + 1, is_eager=False).ask(0.0, least_sent=1.0) is not None

@@ -1,6 +1,6 @@
 """A ring as discrete events under a virtual clock: the real generation and session machines, everything else emulated.
 
-Pure. Links take their one-way time, stages what the profile says for the rows that are alive when they begin, and the
+Links take their one-way time, stages what the profile says for the rows that are alive when they begin, and the
 draft one level's time for all paths of a request together. Whoever decides takes no time.
 """
 
@@ -15,11 +15,11 @@ from itertools import count
 from math import inf
 
 from shardp2p.coordinator.commands import Emit, Finish, NeedDraft, Proposer, SendChunk, SendCommit
-from shardp2p.coordinator.generation import Generation
 from shardp2p.errors import LocalProtocolError
 from shardp2p.lab.emulation.arms import CACHE_ROWS, Arm
 from shardp2p.lab.emulation.language import Language
 from shardp2p.lab.emulation.layers import DigestRows
+from shardp2p.lab.emulation.metered import MeteredGeneration
 from shardp2p.lab.emulation.profile import Profile
 from shardp2p.stage.session import Session, Work
 from shardp2p.vocabulary import SessionId, Token
@@ -31,7 +31,10 @@ SESSION = SessionId("00" * 16)
 
 @dataclass(slots=True)
 class Outcome:
-    """How a simulated answer went, in virtual seconds; `rows` counts what was sent into the ring."""
+    """How a simulated answer went, in virtual seconds; `rows` counts what was sent into the ring.
+
+    `coordinator_s` is real: the CPU time of the generation machine.
+    """
 
     tokens: list[Token] = field(default_factory=list)
     ttft_s: float = 0.0
@@ -40,6 +43,7 @@ class Outcome:
     laps: int = 0
     chunks: int = 0
     rows: int = 0
+    coordinator_s: float = 0.0
 
     @property
     def tok_s(self) -> float:
@@ -90,7 +94,7 @@ class _Simulation:
         self._is_guessing = False
         self._finish: Finish | None = None
         self._outcome = Outcome()
-        self._generation = Generation(
+        self._generation = MeteredGeneration(
             SESSION, prompt_tokens, max_tokens=max_tokens, limits=arm.limits, waits_for_draft=proposer is not None
         )
 
@@ -102,6 +106,7 @@ class _Simulation:
             self._now, _, event = heappop(self._events)
             event()
         self._outcome.laps, self._outcome.total_s = self._finish.laps, self._now
+        self._outcome.coordinator_s = self._generation.cpu_s
         return self._outcome
 
     def after(self, delay_s: float, event: Callable[[], None]) -> None:
