@@ -11,7 +11,7 @@ import typer
 from shardp2p.cli import schemes
 from shardp2p.cli.asking import parse_wire
 from shardp2p.cli.interrupts import interrupts
-from shardp2p.cli.options import AsJson, DataDir, Wire
+from shardp2p.cli.options import AsJson, DataDir, FastLayout, Wire
 from shardp2p.cli.output import write, write_json
 from shardp2p.cli.progress import Report, progress_bar
 from shardp2p.config import UpSettings, load_settings
@@ -127,6 +127,7 @@ def wan(
     seed: schemes.Seed = 0,
     dtype: Annotated[str, typer.Option("--dtype", help="Of a real ring: float32, bfloat16 or float16.")] = "float32",
     threads: Annotated[int, typer.Option("--threads", help="Of each process of a real ring; 0: torch decides.")] = 1,
+    fast_layout: FastLayout = False,
     model: Annotated[str, typer.Option("--model", help="Of a real ring: in the store, or a directory.")] = "smollm2",
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -138,7 +139,7 @@ def wan(
     if tokens is None:
         tokens = 192 if runtime == "real" else 200
     if runtime == "real":
-        settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
+        settings = UpSettings(dtype=dtype, threads=threads, fast_layout=fast_layout)  # type: ignore[arg-type]  # checks it
         measured = _far(profile or "three-50ms", arm, rounds, tokens, seed, settings, model, data_dir)
     else:
         measured = _emulated(profile or "glm52", accept, arm, rounds, tokens, seed)
@@ -191,10 +192,12 @@ def _far(
 
     with progress_bar() as report:
         stored = _find_model(model, data_dir, report)
-        order = FarOrder(stored, ways, names, rounds, tokens, seed, settings.dtype, settings.threads)
+        order = FarOrder(
+            stored, ways, names, rounds, tokens, seed, settings.dtype, settings.threads, settings.fast_layout
+        )
         result = interrupts.run(lambda: measure_far(order, data_dir=data_dir, progress=report))
     told = {"profile": ways.name, "runtime": "real", "model": stored.name, "dtype": settings.dtype, "accept": None}
-    return told | result.report()
+    return told | {"fast_layout": settings.fast_layout} | result.report()
 
 
 def _find_model(model: str, data_dir: Path | None, report: Report) -> StoredModel:

@@ -56,6 +56,7 @@ class FarOrder:
     seed: int = 0
     dtype: DType = "float32"
     threads: int = 1
+    fast_layout: bool = False
     prompts: Sequence[tuple[str, str]] = MIXED_PROMPTS
     is_sampled: bool = True
 
@@ -106,7 +107,13 @@ async def measure_far(order: FarOrder, *, data_dir: Path | None = None, progress
     truths = await _truths(order, tokenizer, data_dir, progress)
     answers: list[list[FarAnswer]] = [[] for _ in truths]
     ring = far_ring(
-        order.model, order.ways, dtype=order.dtype, threads=order.threads, data_dir=data_dir, progress=progress
+        order.model,
+        order.ways,
+        dtype=order.dtype,
+        threads=order.threads,
+        fast_layout=order.fast_layout,
+        data_dir=data_dir,
+        progress=progress,
     )
     async with ring as (node, plan):
         asker = _Asker(node, plan, tokenizer.stop_tokens, order.model.manifest.vocab_size)

@@ -29,6 +29,7 @@ async def far_ring(
     *,
     dtype: DType,
     threads: int,
+    fast_layout: bool = False,
     data_dir: Path | None = None,
     progress: Progress = no_progress,
 ) -> AsyncIterator[tuple[Node, Plan]]:
@@ -37,8 +38,11 @@ async def far_ring(
     splits = even_splits(model.manifest.layers, len(ways.stages))
     # The driver dials every stage, and every stage the next one.
     pairs = [(ways.driver, stage) for stage in ways.stages] + list(pairwise(ways.stages))
+    swarm = local_swarm(
+        name, splits, dtype=dtype, threads=threads, fast_layout=fast_layout, data_dir=data_dir, progress=progress
+    )
     async with (
-        local_swarm(name, splits, dtype=dtype, threads=threads, data_dir=data_dir, progress=progress) as stages,
+        swarm as stages,
         open_children() as children,
         open_node(Identity.generate()) as node,
     ):

@@ -61,6 +61,7 @@ async def local_swarm(
     environment: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
     are_forked: bool = True,
+    fast_layout: bool = False,
 ) -> AsyncIterator[tuple[StageProcess, ...]]:
     """A process for each of `splits`, in that order, all started at once and all ready; they end with the context.
 
@@ -74,6 +75,8 @@ async def local_swarm(
 
         async def start(name: str, layers: LayerRange, identity: Path) -> Child:
             arguments = _up(model, layers, dtype, threads, identity, data_dir, cache_rows)
+            if fast_layout:
+                arguments += ("--fast-layout",)
             if are_forked:
                 return await children.start_peer(name, arguments, environment)
             return await children.start(name, peer_command(arguments), environment)

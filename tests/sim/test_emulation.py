@@ -118,6 +118,11 @@ def test_a_profile_that_makes_no_sense_is_the_users_error(change: dict[str, obje
         parse_profile("mine", json.dumps(raw))
 
 
+def test_a_profile_that_is_no_network_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^profile mine: the network is not JSON"):
+        parse_profile("mine", "{")
+
+
 def test_a_profile_without_work_says_what_is_missing() -> None:
     with pytest.raises(ConfigError, match=r"stage_ms is missing.*glm52"):
         parse_profile("three-50ms", read_text("three-50ms"))

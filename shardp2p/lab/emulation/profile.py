@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from shardp2p.errors import ConfigError
 from shardp2p.lab.network.fields import Fields
 from shardp2p.lab.network.reading import parse_description
 
@@ -67,7 +68,10 @@ class Profile(Ways):
 
 def parse_ways(name: str, text: str | bytes) -> Ways:
     """Who is how far apart, by a JSON text. Raises: ConfigError, where it names no driver and stage."""
-    description = parse_description(text)
+    try:
+        description = parse_description(text)
+    except ConfigError as error:
+        raise ConfigError(f"profile {name}: {error.message}") from None
     fields = Fields(f"profile {name}", json.loads(text))
     peers = tuple(fields.names("peers"))
     if len(peers) < 2:
