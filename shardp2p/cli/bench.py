@@ -17,7 +17,7 @@ from shardp2p.cli.progress import Report, progress_bar
 from shardp2p.config import UpSettings, load_settings
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
-from shardp2p.vocabulary import ModelId
+from shardp2p.vocabulary import ModelId, SamplingParams
 from shardp2p.weights.store import ModelStore, StoredModel
 
 LEAST_TOPOLOGIES = 20
@@ -128,6 +128,10 @@ def wan(
     dtype: Annotated[str, typer.Option("--dtype", help="Of a real ring: float32, bfloat16 or float16.")] = "float32",
     threads: Annotated[int, typer.Option("--threads", help="Of each process of a real ring; 0: torch decides.")] = 1,
     fast_layout: FastLayout = False,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Of a real ring's sampled answers; 0: only greedy ones.")
+    ] = 0.8,
+    top_p: Annotated[float, typer.Option("--top-p", help="Of a real ring's sampled answers.")] = 0.95,
     model: Annotated[str, typer.Option("--model", help="Of a real ring: in the store, or a directory.")] = "smollm2",
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -140,7 +144,8 @@ def wan(
         tokens = 192 if runtime == "real" else 200
     if runtime == "real":
         settings = UpSettings(dtype=dtype, threads=threads, fast_layout=fast_layout)  # type: ignore[arg-type]  # checks it
-        measured = _far(profile or "three-50ms", arm, rounds, tokens, seed, settings, model, data_dir)
+        sampling = SamplingParams(temperature=temperature, top_p=top_p)
+        measured = _far(profile or "three-50ms", arm, rounds, tokens, seed, settings, sampling, model, data_dir)
     else:
         measured = _emulated(profile or "glm52", accept, arm, rounds, tokens, seed)
     if as_json:
@@ -184,8 +189,8 @@ def _emulated(
 
 
 def _far(
-    profile: str, arm: Sequence[str] | None, rounds: int, tokens: int, seed: int, settings: UpSettings, model: str,
-    data_dir: Path | None,
+    profile: str, arm: Sequence[str] | None, rounds: int, tokens: int, seed: int, settings: UpSettings,
+    sampling: SamplingParams, model: str, data_dir: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     ways, names = schemes.choose_far(profile, arm, rounds, tokens)
     from shardp2p.lab.far_answers import FarOrder, measure_far
@@ -193,11 +198,26 @@ def _far(
     with progress_bar() as report:
         stored = _find_model(model, data_dir, report)
         order = FarOrder(
-            stored, ways, names, rounds, tokens, seed, settings.dtype, settings.threads, settings.fast_layout
+            stored,
+            ways,
+            names,
+            rounds,
+            tokens,
+            seed,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            fast_layout=settings.fast_layout,
+            sampling=sampling,
         )
         result = interrupts.run(lambda: measure_far(order, data_dir=data_dir, progress=report))
-    told = {"profile": ways.name, "runtime": "real", "model": stored.name, "dtype": settings.dtype, "accept": None}
-    return told | {"fast_layout": settings.fast_layout} | result.report()
+    told: dict[str, Any] = {"profile": ways.name, "runtime": "real", "model": stored.name, "dtype": settings.dtype}
+    told |= {
+        "accept": None,
+        "fast_layout": settings.fast_layout,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    return told | result.report()
 
 
 def _find_model(model: str, data_dir: Path | None, report: Report) -> StoredModel:

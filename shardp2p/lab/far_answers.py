@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -44,9 +44,16 @@ BOUND_LEVELS: Final = 64
 """Of drafts in a round that costs no more than a plain lap."""
 
 
+SAMPLING: Final = SamplingParams(temperature=0.8, top_p=0.95)
+"""What answers are sampled with, unless it is said; each prompt has a seed of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class FarOrder:
-    """What is to be measured. `names`: of the arms beside plain. `prompts`: (kind, text)."""
+    """What is to be measured. `names`: of the arms beside plain. `prompts`: (kind, text).
+
+    `sampling`: of the sampled answers beside the greedy ones; if it is greedy, there are none.
+    """
 
     model: StoredModel
     ways: Ways
@@ -58,7 +65,7 @@ class FarOrder:
     threads: int = 1
     fast_layout: bool = False
     prompts: Sequence[tuple[str, str]] = MIXED_PROMPTS
-    is_sampled: bool = True
+    sampling: SamplingParams = SAMPLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ async def measure_far(order: FarOrder, *, data_dir: Path | None = None, progress
         FarFigures([Asked(kind, len(one.answer)) for kind, one in zip(kinds, by_prompt, strict=True)], given)
         for by_prompt, given in zip(truths, answers, strict=True)
     ]
-    return FarResult(figures[0], figures[1] if order.is_sampled else None, kinds, _bound(truths[0]))
+    return FarResult(figures[0], None if order.sampling.is_greedy else figures[1], kinds, _bound(truths[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +173,7 @@ async def _truths(
     def advance() -> None:
         nonlocal done
         done += 1
-        progress("asking the whole model", done, len(prompts) * (1 + order.is_sampled))
+        progress("asking the whole model", done, len(prompts) * (2 - order.sampling.is_greedy))
 
     async def ask_greedy() -> None:
         async with open_reference(order.model.directory, order.dtype, threads=order.threads) as reference:
@@ -178,16 +185,16 @@ async def _truths(
     async def ask_sampled() -> None:
         async with _whole(order, tokenizer, data_dir) as asker:
             for number, prompt in enumerate(prompts):
-                sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=order.seed + number)
+                sampling = replace(order.sampling, seed=order.seed + number)
                 run, _ = await asker.ask("plain", _Truth(prompt, sampling, ()), order.tokens)
                 sampled.append(_Truth(prompt, sampling, run.tokens))
                 advance()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask_greedy)
-        if order.is_sampled:
+        if not order.sampling.is_greedy:
             nursery.start_soon(ask_sampled)
-    return [greedy, sampled] if order.is_sampled else [greedy]
+    return [greedy] if order.sampling.is_greedy else [greedy, sampled]
 
 
 @asynccontextmanager

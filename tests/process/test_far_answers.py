@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardp2p.lab.emulation.profile import Ways
 from shardp2p.lab.far_answers import FarOrder, measure_far
-from shardp2p.vocabulary import ModelId
+from shardp2p.vocabulary import ModelId, SamplingParams
 from shardp2p.weights.store import ModelStore, StoredModel
 from tests.support.models import tiny_llama
 
@@ -33,8 +33,10 @@ async def test_every_arm_is_exact_and_the_ways_take_their_time(tmp_path: Path) -
 
 
 async def test_stages_with_weights_laid_out_anew_are_held_against_the_model_as_it_is(tmp_path: Path) -> None:
+    greedy = SamplingParams()
     order = FarOrder(
-        tiny(tmp_path), WAYS, rounds=1, tokens=24, fast_layout=True, prompts=(("chat", "Well?"),), is_sampled=False
+        tiny(tmp_path), WAYS, rounds=1, tokens=24, fast_layout=True, prompts=(("chat", "Well?"),), sampling=greedy
     )
     told = (await measure_far(order, data_dir=tmp_path)).report()
+    assert "sampled_arms" not in told
     assert {name: arm["exact"] for name, arm in told["arms"].items()} == {"plain": True, "tree": True}
