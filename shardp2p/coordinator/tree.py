@@ -14,7 +14,7 @@ from shardp2p.errors import LocalProtocolError
 from shardp2p.vocabulary import Branch, Slot, Token
 
 LEAST_PROBABILITY = 1e-9
-"""A branch of less is taken for this much, so that its logarithm is a number."""
+"""A branch of less, or of NaN, is taken for this much, so that its logarithm is a number."""
 
 
 class TokenTree:
@@ -99,7 +99,7 @@ class TokenTree:
             node = parent.children.get(token)
             is_new = node is None
             if node is None:
-                log_probability = parent.log_probability + log(min(1.0, max(step, LEAST_PROBABILITY)))
+                log_probability = parent.log_probability + log(min(1.0, max(LEAST_PROBABILITY, step)))
                 node = Node(token, parent.position + 1, parent, log_probability)
                 parent.children[token] = node
                 self._unsent.put(node)

@@ -105,7 +105,9 @@ class Blend:
         proposed = [source.propose(text, paths, depth_tokens) for source in self._sources]
         merged = []
         for path, *by_source in zip(paths, *proposed, strict=True):
-            stated = tuple({one.tokens[0]: one.probability for one in branches if one.tokens} for branches in by_source)
+            stated = tuple(
+                {one.tokens[0]: _share(one.probability) for one in branches if one.tokens} for branches in by_source
+            )
             self._pending.append(_Pending(len(text), tuple(path), stated))
             merged.append(self._merge(by_source))
         return tuple(merged)
@@ -141,8 +143,8 @@ class Blend:
                 if not branch.tokens:
                     continue
                 first, share = branch.tokens[0], record.weight / total
-                probability[first] = probability.get(first, 0.0) + share * record.corrected(branch.probability)
-                reach = share * sum(branch.continues**step for step in range(1, len(branch.tokens)))
+                probability[first] = probability.get(first, 0.0) + share * record.corrected(_share(branch.probability))
+                reach = share * sum(_share(branch.continues) ** step for step in range(1, len(branch.tokens)))
                 if first not in best or reach > best[first][0]:
                     best[first] = reach, branch
         merged = [Branch(branch.tokens, probability[first], branch.continues) for first, (_, branch) in best.items()]
@@ -150,5 +152,10 @@ class Blend:
         return tuple(merged[:MAX_BRANCHES])
 
 
+def _share(stated: float) -> float:
+    """What was stated as a probability as one; 0 where it is none."""
+    return min(1.0, max(0.0, stated))  # in this order: NaN loses
+
+
 def _level(probability: float) -> int:
-    return min(LEVELS - 1, max(0, int(probability * LEVELS)))
+    return min(LEVELS - 1, int(probability * LEVELS))

@@ -22,6 +22,7 @@ def rank_choices(
 
     The first is what `choose` gives for them. A sampled request's noise is known, so its probabilities are those of the
     noisy scores: the further ahead the first one is, the surer that another model's scores leave it there.
+    Nothing where the logits hold NaN or infinity, as where float16 overflowed: these tell nothing of the target.
     """
     if params.is_greedy and not params.needs_tokens and not params.logit_bias:
         return _rank_plain(logits, most)
@@ -44,6 +45,8 @@ def rank_choices(
 def _rank_plain(logits: Tensor, most: int) -> Ranked:
     wide = logits.detach().float() if logits.dtype != torch.float64 else logits
     best = torch.topk(wide, min(most, len(wide)))
+    if not best.values[0].isfinite():  # NaN and infinity win every maximum
+        return ()
     shares = (best.values - torch.logsumexp(wide, dim=-1)).exp()
     ranked = sorted(zip(best.indices.tolist(), shares.tolist(), strict=True), key=lambda one: (-one[1], one[0]))
     return tuple(ranked)

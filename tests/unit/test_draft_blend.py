@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 
@@ -113,3 +114,15 @@ def test_a_lookup_beside_a_poor_source_keeps_its_proposals() -> None:
     branches = blend.propose(text[:-1], [()], 4)[0]
     assert branches[0].tokens == (4, 1, 2, 3)
     assert branches[0].probability > 0.8
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e300, -3.0])
+def test_what_is_no_probability_is_merged_as_one(odd: float) -> None:
+    blend = Blend([Says(Branch((1, 2, 3), odd, odd), Branch((4,), 0.25)), say({5: 0.5})])
+    text = [0]
+    for token in (1, 2, 4, 5):
+        (merged,) = blend.propose(text, [()], 4)[:1]
+        assert {one.tokens[0] for one in merged} == {1, 4, 5}
+        assert all(0.0 <= one.probability <= 1.0 for one in merged)
+        assert all(0.0 < weight < math.inf for weight in blend.weights)
+        text.append(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from shardp2p.errors import ConfigError
 from shardp2p.runtime import draft_model
+from shardp2p.runtime.blend import Blend
 from shardp2p.runtime.block import Block
 from shardp2p.runtime.cache import RowBatch
 from shardp2p.runtime.choose import choose
+from shardp2p.runtime.draft import PromptLookup
 from shardp2p.runtime.draft_model import DraftModel, ModelDrafts, check_same_tokens, load_draft_model
 from shardp2p.runtime.load import load_block
 from shardp2p.runtime.penalties import TokenCounts
@@ -177,6 +180,23 @@ def test_a_draft_that_fails_ends_the_drafts_and_not_the_answer(
     assert DraftModel(block).drafts(everything).propose([5, 6], [()], 1) != ((),)
     misplaced = SamplingParams(logit_bias=((5000, 1.0),))
     assert DraftModel(block).drafts(misplaced).propose([5, 6], [()], 1) == ((),)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED, PENALISED, SamplingParams(logit_bias=((7, 50.0),))])
+def test_logits_that_are_no_numbers_say_nothing_and_the_answer_goes_on(
+    block: Block, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, value: float
+) -> None:
+    """As those of a draft model in float16 that overflows."""
+    blend = Blend([PromptLookup(), DraftModel(block).drafts(params)])
+    alone = PromptLookup()
+    text = [5, 6, 7, 8, 5, 6]
+    (told,) = alone.propose(text, [()], 1)
+    monkeypatch.setattr(Block, "logits", lambda _, hidden: torch.full((len(hidden), 259), value))
+    (blended,) = blend.propose(text, [()], 1)
+    assert [one.tokens for one in blended] == [one.tokens for one in told]
+    monkeypatch.undo()
+    assert len(blend.propose([*text, 9], [()], 1)[0]) > 1
 
 
 @pytest.mark.parametrize("beyond", [0, 2**30])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf, nan
 
 import pytest
 
@@ -33,6 +34,12 @@ def send_all(made: TokenTree, first: int = 2) -> dict[int, Node]:
 def commit(made: TokenTree, choice: int) -> Node | None:
     made.root.choice = choice
     return made.advance()
+
+
+def test_a_draft_whose_probability_is_no_number_is_the_last_to_go() -> None:
+    made = tree((nan, (1,)), (1e-6, (2,)), (inf, (3,)), (-1.0, (4,)))
+    made.graft(made.root, [Branch((5, 6), 0.5, nan)])
+    assert tokens(made.take_unsent(9)) == [3, 5, 2, 1, 4, 6]
 
 
 def test_branches_share_their_common_beginning() -> None:
