@@ -77,6 +77,7 @@ class Chunking:
         drafts = self._tree.take_unsent(most, self._pace.least_probability)
         if not self._pace.are_worth(sum(map(self._tree.probability, drafts)), line + len(drafts)):
             self._tree.put_back(drafts)
+            self.least_sent = 0.0  # not room is what they lack: deeper ones may make them worth it
             return []
         self.least_sent = self._tree.probability(drafts[-1]) if len(drafts) == most else 0.0
         return drafts

@@ -50,3 +50,16 @@ def test_where_no_draft_waits_every_one_had_room() -> None:
     assert sender.chunking.least_sent == pytest.approx(0.25)
     assert sender.send() == ()
     assert sender.chunking.least_sent == 0.0
+
+
+def test_drafts_that_are_not_worth_a_chunk_do_not_lack_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = Sender()
+    sender.drafts(0.5, 0.25)
+    sender.send()
+    sender.drafts(0.5, 0.25, 0.125)
+    assert sender.chunking.least_sent == pytest.approx(0.25)
+    monkeypatch.setattr(Pace, "are_worth", lambda *_: False)
+    assert sender.send() == ()
+    assert sender.chunking.least_sent == 0.0
+    monkeypatch.undo()
+    assert sender.send() == (12,)
