@@ -33,6 +33,14 @@ class SharingCompute(Protocol):
         """
         ...
 
+    def hand_on(self) -> Any:
+        """Another SharingCompute of the same cache, which outlives the session."""
+        ...
+
+    def let_go(self) -> None:
+        """The session is over: whoever still refers to this, as tracebacks do, holds no memory."""
+        ...
+
 
 OpenCompute = Callable[[Open], Awaitable[Compute]]
 """Takes what a new session needs on the device and gives what computes there; packer.py has it."""
@@ -136,19 +144,25 @@ class HeldBlock:
         place = KeptPlace(self, coordinator, request.layers)
         found = self.budget.kept.find(place, request.prefixes, trio.current_time())
         for other, prefixes, compute, live in self._running:
+            if other != place:
+                continue
             running = Kept(other, prefixes, tuple(range(live.leading_rows)), 0, compute)
-            shared = running.shares(request.prefixes) if other == place else 0
+            shared = running.shares(request.prefixes)
             if shared > (found[1] if found else 0):
                 found = running, shared
         return None if found is None or found[1] > request.cache_rows else found
+
+    def is_there(self, found: tuple[Kept[SharingCompute], int]) -> bool:
+        """Whether what `find_rows` found was not dropped since."""
+        kept, _ = found
+        return self.budget.kept.has(kept) or any(other is kept.cache for _, _, other, _ in self._running)
 
     async def share(self, compute: Compute, found: tuple[Kept[SharingCompute], int] | None) -> int:
         """Begin a session with what `find_rows` found, if that is still there; gives the number of its rows."""
         if found is None or not isinstance(compute, SharingCompute):
             return 0
         kept, rows = found
-        is_there = self.budget.kept.has(kept) or any(other is kept.cache for _, _, other, _ in self._running)
-        return rows if is_there and await compute.copy_rows(kept.cache, kept.rows[:rows]) else 0
+        return rows if self.is_there(found) and await compute.copy_rows(kept.cache, kept.rows[:rows]) else 0
 
     @contextmanager
     def running(self, request: Open, coordinator: PeerId, compute: Compute, live: LiveSession) -> Iterator[None]:
@@ -172,10 +186,16 @@ class HeldBlock:
             if self.is_draining or len(rows) < prefixes.step_tokens:
                 return
             place = KeptPlace(self, coordinator, request.layers)
-            kept = Kept(place, prefixes, rows, taken_bytes, compute)
+            kept = Kept(place, prefixes, rows, taken_bytes, compute.hand_on())
             self.budget.kept.add(kept, self.budget.free_bytes + taken_bytes, trio.current_time())
 
         return keep
+
+    @staticmethod
+    def let_go(compute: Compute) -> None:
+        """The session of `compute` is over."""
+        if isinstance(compute, SharingCompute):
+            compute.let_go()
 
     async def wait_idle(self) -> None:
         """Wait until no session is open."""

@@ -72,11 +72,20 @@ class _Opened:
         self._seat = Seat()
 
     async def __call__(self, work: Work, tokens: tuple[Token, ...]) -> Activations | Verdict:
+        await trio.lowlevel.checkpoint_if_cancelled()  # here, where a traceback refers to no worker yet
         return await self._packer.run(self._worker, self._seat, work, tokens)
 
     async def copy_rows(self, other: _Opened, rows: Sequence[int]) -> bool:
         """Begin with rows of another session of the same layers, if it has computed them."""
         return await self._device.run(self._worker.copy_rows, other._worker, rows)
+
+    def hand_on(self) -> _Opened:
+        """Another of the same cache."""
+        return _Opened(self._device, self._packer, self._worker)
+
+    def let_go(self) -> None:
+        """The session is over; what the device still computes of it ends by itself."""
+        del self._worker
 
 
 @dataclass(slots=True, eq=False)

@@ -102,9 +102,12 @@ class StageService:
         found = held.find_rows(request, control.peer)  # before memory is taken, so that it is the last to be dropped
         taken_bytes = held.open_session(request.layers, request.cache_rows)
         self._sessions[place] = None
+        if found is not None and not held.is_there(found):
+            found = None  # its memory is the new session's
         try:
             async with AsyncExitStack() as stack:
                 compute = await held.open_compute(request)
+                stack.callback(held.let_go, compute)
                 shared_rows = await held.share(compute, found)
                 del found  # or its memory would stay taken after it is dropped
                 keep = held.keeper(request, control.peer, compute, taken_bytes) if self.keeps_rows else None
