@@ -26,6 +26,9 @@ TRUST_LAPS: Final = 8.0
 LEAST_DOUBT: Final = 0.5
 """Where drafts save far more than they cost, those of half the worth still go."""
 
+WAY_RISE: Final = 0.1
+"""How far what is thought of the way follows a longer one, with each verdict. A shorter one it follows at once."""
+
 FORGET: Final = 0.98
 """What is known of earlier drafts weighs when one more verdict is here: a text changes its ways."""
 
@@ -42,7 +45,7 @@ class Pace:
         self._slowest = RowCost()
         self._ring = RowCost()
         self._wide = RowCost()  # as _ring, of more than one row: the second often costs far more than those after it
-        self._lap_s = 0.0
+        self._way_s: float | None = None  # of a lap, what is neither computing nor waiting
         self._next_at = -inf
         self._bare_s = 0.0  # what a row alone takes all stages: less than a line through wider chunks says
         self._spent_laps = 0.0  # what the rows of drafts have cost
@@ -75,6 +78,20 @@ class Pace:
         return max(LEAST_DOUBT, (self._spent_laps + TRUST_LAPS) / (self._saved_laps + TRUST_LAPS))
 
     @property
+    def _lap_s(self) -> float:
+        """What a row alone takes when nothing is before it, which is what a draft that is right saves. 0: not known."""
+        return 0.0 if self._way_s is None else self._way_s + (self._bare_s or self._ring.seconds(1))
+
+    def _note_way(self, way_s: float) -> None:
+        """A lap took so much besides computing. Waits behind other chunks are in it: what is more counts little."""
+        if self._way_s is None:
+            self._way_s = max(0.0, way_s)
+        elif way_s >= self._way_s:
+            self._way_s += (way_s - self._way_s) * WAY_RISE
+        elif way_s >= 0.0:  # else somebody lies
+            self._way_s = way_s
+
+    @property
     def _row_laps(self) -> float:
         """What a row costs the ring, as a share of a lap."""
         return self._ring.row_s / self._lap_s if self._lap_s else 0.0
@@ -98,7 +115,8 @@ class Pace:
         if rows > 1:
             self._wide.note_usual(rows, verdict.compute_us / 1e6)
         lap_s = max(0.0, now - sent_at)
-        self._lap_s += (lap_s - self._lap_s) * (0.1 if self._lap_s else 1.0)
+        if lap_s > 0.0:  # else the clock stands still or goes back
+            self._note_way(lap_s - verdict.compute_us / 1e6)
         after_root = max(0, chunk.root + 1 - chunk.ref.first_slot - chunk.quiet)
         drafts = sum(choice is not None for choice in verdict.choices[after_root:])
         self._charge(rows, drafts, min(verdict.compute_us / 1e6, lap_s))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from shardp2p.coordinator.commands import Limits
 from shardp2p.errors import ConfigError, RemoteProtocolError
-from shardp2p.lab.emulation.arms import arms, choose_arms, tree
+from shardp2p.lab.emulation.arms import Arm, arms, choose_arms, tree
 from shardp2p.lab.emulation.comparison import compare_simulated, prompt
-from shardp2p.lab.emulation.language import RANKS, Language, extend
+from shardp2p.lab.emulation.language import RANKS, VOCABULARY, Language, extend
 from shardp2p.lab.emulation.layers import digests_of, frame_of
 from shardp2p.lab.emulation.profile import Profile, parse_profile
 from shardp2p.lab.emulation.simulation import simulate
@@ -174,6 +176,22 @@ def test_a_ring_without_distance_is_no_slower_with_drafts() -> None:
         for arm in (arms(0.74)["plain"], tree())
     )
     assert drafted.tok_s > plain.tok_s
+
+
+@pytest.mark.parametrize("prompt_tokens", [16, 1500])
+@pytest.mark.parametrize("base_s", [0.005, 0.010])
+def test_where_each_row_costs_as_much_as_a_chunk_a_poor_draft_slows_nothing_down(
+    base_s: float, prompt_tokens: int
+) -> None:
+    """Stages side by side whose rows are never cheaper together: what waits behind a prompt or drafts is no way."""
+    near = dict.fromkeys(profile().one_way_s, 0.001)
+    ring = replace(profile(), one_way_s=near, stage_base_s=base_s, stage_row_s=base_s, draft_level_s=0.005)
+    text = random.Random(1).choices(range(VOCABULARY), k=prompt_tokens)
+    plain, drafted = (
+        simulate(ring, Language(0.15), Arm(limits), prompt_tokens=text, max_tokens=100)
+        for limits in (Limits(max_chunks=1, draft_tokens=0), Limits(draft_tokens=1))
+    )
+    assert drafted.tok_s >= 0.97 * plain.tok_s
 
 
 def test_schemes_are_chosen_by_name() -> None:

@@ -22,14 +22,21 @@ class Ring:
         self.now, self.seq = 100.0, 0
 
     def lap(
-        self, rows: int, *, skipped: int = 0, is_right: bool = True, extra_us: int = 0, are_drafts: bool = True
+        self,
+        rows: int,
+        *,
+        skipped: int = 0,
+        is_right: bool = True,
+        extra_us: int = 0,
+        are_drafts: bool = True,
+        wait_s: float = 0.0,
     ) -> None:
         root = Slot(0 if are_drafts else rows - 1)
         chunk = Chunk(ChunkRef(SESSION, 0, self.seq, Slot(0)), (1,) * rows, (Slot(0),) * rows, root)
         self.seq += 1
         stage_us = 10_000 + 1_000 * (rows - skipped) + extra_us
         self.pace.note_sent(chunk, self.now)
-        self.now += 0.070 + 3 * stage_us / 1e6
+        self.now += 0.070 + wait_s + 3 * stage_us / 1e6
         choices = (*(7,) * (rows - skipped), *(None,) * skipped)
         self.pace.note_verdict(Verdict(chunk.ref, 0, choices, 3 * stage_us, stage_us), chunk, self.now)
         if is_right:
@@ -79,6 +86,29 @@ def test_a_draft_must_be_worth_its_row_in_every_stage() -> None:
     tree = TokenTree((1,))
     tree.graft(tree.root, [Branch((2,), 0.5), Branch((3,), least * 1.1), Branch((4,), least * 0.9)])
     assert [node.token for node in tree.take_unsent(9, least)] == [2, 3]
+
+
+def test_a_wait_behind_other_chunks_makes_no_draft_worth_more() -> None:
+    usual, behind_prompt, behind_drafts = Ring(), Ring(), Ring()
+    behind_prompt.lap(2, is_right=False, are_drafts=False, wait_s=20.0)
+    for rows in (1, 8, 4):
+        usual.lap(rows, is_right=False, are_drafts=False)
+        behind_prompt.lap(rows, is_right=False, are_drafts=False)
+        behind_drafts.lap(rows, is_right=False, are_drafts=False, wait_s=0.3 if rows > 1 else 0.0)
+    least = usual.pace.least_probability
+    assert behind_prompt.pace.least_probability == pytest.approx(least, rel=0.1)
+    assert behind_drafts.pace.least_probability > 0.5 * least
+
+
+def test_a_longer_way_is_believed_in_the_end() -> None:
+    ring = Ring()
+    for rows in (1, 8, 4):
+        ring.lap(rows, is_right=False, are_drafts=False)
+    usual = ring.pace.least_probability
+    for _ in range(10):
+        for rows in (1, 8, 4):
+            ring.lap(rows, is_right=False, are_drafts=False, wait_s=0.1)  # no chunk is without it any more
+    assert ring.pace.least_probability == pytest.approx(usual * 0.103 / 0.203, rel=0.1)
 
 
 def test_while_drafts_cost_more_than_they_save_only_better_ones_go() -> None:
