@@ -125,6 +125,11 @@ def test_a_profile_that_is_no_network_is_named() -> None:
         parse_profile("mine", "{")
 
 
+def test_an_empty_name_is_called_that() -> None:
+    with pytest.raises(ConfigError, match=r"^an empty name is neither"):
+        read_text("")
+
+
 def test_a_profile_without_work_says_what_is_missing() -> None:
     with pytest.raises(ConfigError, match=r"stage_ms is missing.*glm52"):
         parse_profile("three-50ms", read_text("three-50ms"))

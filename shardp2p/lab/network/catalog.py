@@ -45,7 +45,8 @@ def read_text(name_or_file: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"{name_or_file} is neither a shipped network (`shardp2p lab list`) nor a file that can be read: {reason}"
+            f"{name_or_file or 'an empty name'} is neither a shipped network (`shardp2p lab list`) nor a file that can "
+            f"be read: {reason}"
         ) from None
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{path} has more than {MAX_BYTES} bytes, too many for the description of a network")
