@@ -145,9 +145,11 @@ def wan(
     if runtime == "real":
         settings = UpSettings(dtype=dtype, threads=threads, fast_layout=fast_layout)  # type: ignore[arg-type]  # checks it
         sampling = SamplingParams(temperature=temperature, top_p=top_p)
-        measured = _far(profile or "three-50ms", arm, rounds, tokens, seed, settings, sampling, model, data_dir)
+        profile = "three-50ms" if profile is None else profile
+        measured = _far(profile, arm, rounds, tokens, seed, settings, sampling, model, data_dir)
     else:
-        measured = _emulated(profile or "glm52", accept, arm, rounds, tokens, seed)
+        profile = "glm52" if profile is None else profile
+        measured = _emulated(profile, accept, arm, rounds, tokens, seed)
     if as_json:
         write_json(measured)
     else:

@@ -85,3 +85,11 @@ def test_an_answer_without_tokens_is_refused(runtime: str, capsys: pytest.Captur
     assert run(["bench", "wan", "--runtime", runtime, "--tokens", "0"]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", "shardp2p: error: --tokens is 0; it must be at least 32\n")
+
+
+@pytest.mark.parametrize("runtime", ["emulated", "real"])
+def test_an_empty_profile_is_not_the_usual_one(runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "wan", "--runtime", runtime, "--profile", ""]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("shardp2p: error: an empty name is neither a shipped network")
