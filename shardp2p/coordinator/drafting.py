@@ -2,7 +2,8 @@
 
 At most one request is outstanding, and each leaf is asked about once: a proposer that knows nothing is left alone
 until the text has moved on. A request asks about several leaves, which a draft model evaluates in one step: about as
-many as give most for the time that answers take, which is seen.
+many as give most for the time that answers take, which is seen. Leaves have a budget, by the tokens that are committed:
+beyond it only those are asked about whose drafts would have room in a chunk now.
 """
 
 from __future__ import annotations

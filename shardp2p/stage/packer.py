@@ -46,7 +46,7 @@ LINGER_SHARE: Final = 0.25
 """Of the last forward's time: how long the next may wait for sessions of it. Missing them costs a whole forward."""
 
 DECODING_S: Final = 2.0
-"""For how long after a narrow chunk its session counts as one that decodes: longer than most laps."""
+"""For how long after a narrow chunk a session counts as one that decodes, unless it is over: longer than most laps."""
 
 Observe = Callable[[int, int, float], None]
 """Hears of each forward: its live rows, those of all its sessions together, the layers that ran, and the seconds."""
@@ -84,7 +84,8 @@ class _Opened:
         return _Opened(self._device, self._packer, self._worker)
 
     def let_go(self) -> None:
-        """The session is over; what the device still computes of it ends by itself."""
+        """The session is over; what the device still computes of it ends by itself. Nobody waits for its next chunk."""
+        self._seat.is_over = True
         del self._worker
 
 
@@ -93,6 +94,7 @@ class Seat:
     """When a session comes and goes. `pause_s`: about how long it is away between two chunks."""
 
     is_away: bool = False
+    is_over: bool = False
     left_at: float = 0.0
     pause_s: float = math.inf
 
@@ -217,7 +219,7 @@ class Packer:
         limit = self._ended_at + LINGER_SHARE * self._latest_s
         while True:
             self._arrived.clear()
-            dues = [seat.is_due_at for seat in self._latest if seat.is_away]
+            dues = [seat.is_due_at for seat in self._latest if seat.is_away and not seat.is_over]
             wait_s = max((due for due in dues if due <= limit), default=0.0) - self._clock()
             if wait_s <= 0:
                 return
@@ -274,7 +276,7 @@ class Packer:
     def _others_decoding(self, own: Seat) -> list[Seat]:
         """Who else will want a turn soon."""
         since = self._clock() - DECODING_S
-        self._decoding = {seat: at for seat, at in self._decoding.items() if at >= since}
+        self._decoding = {seat: at for seat, at in self._decoding.items() if at >= since and not seat.is_over}
         return [seat for seat in self._decoding if seat is not own]
 
     def _has_narrow_waiting(self) -> bool:

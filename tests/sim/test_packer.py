@@ -196,6 +196,22 @@ async def test_a_wide_chunk_goes_in_parts_while_others_decode_and_in_one_piece_w
         assert session.choices == await alone(session.seed, [1] * 9)
 
 
+async def test_a_session_that_is_over_decodes_no_more(autojump_clock: MockClock) -> None:
+    device, block, packer = lingering()
+    earlier, later, last = (Session(packer, block, seed) for seed in range(3))
+    await later.ask(50)  # how long rows take is known
+    await earlier.ask()
+    device.now += DECODING_S / 4
+    await earlier.ask()
+    await later.ask(200)
+    assert block.forwards[-1] != [200]  # as far as anybody knows, it comes back
+    await earlier.ask()
+    earlier.seat.is_over = True
+    block.forwards.clear()
+    await last.ask(200)
+    assert block.forwards == [[200]]
+
+
 async def test_two_wide_chunks_beside_one_that_decodes_are_exact_and_take_turns(
     packer: Packer, block: WatchedBlock
 ) -> None:
@@ -353,6 +369,17 @@ async def test_nobody_waits_for_a_session_that_stays_away_for_long(autojump_cloc
     for _ in range(3):
         await ask_at_once([(one, 1), (other, 1)])
         device.now += COMPUTE_S * LINGER_SHARE
+    await one.ask()
+    assert device.lingered_s == []
+
+
+async def test_nobody_waits_for_a_session_that_is_over(autojump_clock: MockClock) -> None:
+    device, block, packer = lingering()
+    one, other = (Session(packer, block, seed) for seed in range(2))
+    for _ in range(2):
+        await ask_at_once([(one, 1), (other, 1)])
+        device.now += COMPUTE_S * LINGER_SHARE / 4
+    other.seat.is_over = True
     await one.ask()
     assert device.lingered_s == []
 
