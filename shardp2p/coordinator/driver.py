@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from math import inf
 
 import structlog
 import trio
 
 from shardp2p.coordinator.commands import Emit, Finish, Limits, NeedDraft, Proposer, SendChunk, SendCommit
+from shardp2p.coordinator.draft_thread import Answer, DraftThread
 from shardp2p.coordinator.generation import Generation
 from shardp2p.coordinator.inbound import VerdictInbox
 from shardp2p.coordinator.outbox import ControlOutbox
@@ -31,7 +32,7 @@ from shardp2p.errors import (
     first_of,
 )
 from shardp2p.scheduler.plan import Plan, Stage
-from shardp2p.vocabulary import Branch, PeerId, SessionId, Slot, Token
+from shardp2p.vocabulary import PeerId, SessionId, Slot, Token
 from shardp2p.wire.channel import MessageChannel, open_channel
 from shardp2p.wire.codec_control import MAX_TOKENS
 from shardp2p.wire.credit import CreditSender
@@ -115,9 +116,9 @@ class _Driver:
         self._offered = self._prefixes_of(offered)
         self._opened: dict[int, Opened] = {}  # by stage
         self._generation: Generation  # once all stages are open
-        self._inbox_send, self._inbox = trio.open_memory_channel[Verdict | tuple[int, Sequence[Sequence[Branch]]]](64)
-        self._asked: NeedDraft | None = None  # the latest, of a proposer that takes its time
-        self._is_asked = trio.Event()
+        self._inbox_send, self._inbox = trio.open_memory_channel[Verdict | None](64)  # None: there is an answer
+        self._answers: deque[Answer] = deque()  # of a proposer that takes its time
+        self._drafts = None if proposer is None or proposer.is_instant else DraftThread(proposer, self._take_answer)
         # One batch a token at most: the ring never waits for a slow reader.
         self._tokens_send, self.tokens = trio.open_memory_channel[tuple[Token, ...]](request.max_tokens)
         self._sent: deque[tuple[Chunk, float]] = deque()
@@ -165,10 +166,9 @@ class _Driver:
                 nursery.start_soon(self._watch, self._read_control, index, control, closed[index])
                 nursery.start_soon(self._watch, outboxes[index].run)
             nursery.start_soon(self._watch, sender.run)
-            nursery.start_soon(self._watch, self._draft)
             nursery.start_soon(self._watch, self._verdicts.collect, self._session, self._inbox_send.send)
             finish = None
-            with self._lap_scope:
+            with self._drafting(nursery), self._lap_scope:
                 finish = await self._pump(sender, outboxes, started)
             if finish is None:
                 raise self._silence()
@@ -319,15 +319,18 @@ class _Driver:
             message = None
             with trio.move_on_at(self._generation.wake_at):
                 message = await self._inbox.receive()
-            now = trio.current_time()
-            if message is None:
-                self._generation.wake(now)
-            elif isinstance(message, Verdict):
-                self._note_lap(message)
-                with blaming(self._last.peer_id):
-                    self._generation.receive_verdict(message, now)
-            else:
-                self._generation.receive_draft(*message, now)
+            self._receive(message, trio.current_time())
+
+    def _receive(self, message: Verdict | None, now: float) -> None:
+        """Tell the machine what there is: a verdict, answers of the proposer, or neither, when its time has come."""
+        if message is not None:
+            self._note_lap(message)
+            with blaming(self._last.peer_id):
+                self._generation.receive_verdict(message, now)
+        elif not self._answers:
+            self._generation.wake(now)
+        while self._answers:
+            self._generation.receive_draft(*self._answers.popleft(), now)
 
     async def _send_chunk(self, chunk: Chunk, sender: CreditSender, last: ControlOutbox) -> None:
         if self._request.sampling.needs_tokens:
@@ -344,27 +347,29 @@ class _Driver:
             await sender.send(chunk)
 
     async def _propose(self, request: NeedDraft) -> None:
-        if self._proposer is None:
-            return
-        if self._proposer.is_instant:
+        if self._proposer is not None and self._proposer.is_instant:
             branches = self._proposer.propose(self._generation.text, request.paths, request.depth_tokens)
             self._generation.receive_draft(request.request, branches, trio.current_time())
-        else:
-            self._asked = request
-            self._is_asked.set()
+        elif self._drafts is not None:
+            self._drafts.ask(request, self._generation.text[: request.committed_tokens])
             await trio.lowlevel.checkpoint()  # the proposer begins before a chunk is encoded
 
-    async def _draft(self) -> None:
-        """Have a proposer that takes its time answer, one request after the other; what is overtaken is left out."""
-        while True:
-            await self._is_asked.wait()
-            self._is_asked = trio.Event()
-            request, proposer = self._asked, self._proposer
-            assert request is not None
-            assert proposer is not None
-            text = self._generation.text[: request.committed_tokens]
-            branches = await trio.to_thread.run_sync(proposer.propose, text, request.paths, request.depth_tokens)
-            await self._inbox_send.send((request.request, branches))
+    def _take_answer(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        with suppress(trio.WouldBlock):  # then the pump is awake
+            self._inbox_send.send_nowait(None)
+
+    @contextmanager
+    def _drafting(self, nursery: trio.Nursery) -> Iterator[None]:
+        """A proposer that takes its time answers meanwhile."""
+        if self._drafts is None:
+            yield
+            return
+        nursery.start_soon(self._watch, self._drafts.run)
+        try:
+            yield
+        finally:
+            self._drafts.close()  # or its thread would wait for the next question for good
 
     def _note_lap(self, verdict: Verdict) -> None:
         while self._sent and self._sent[0][0].ref.seq <= verdict.ref.seq:

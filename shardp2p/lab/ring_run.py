@@ -22,6 +22,9 @@ class RingRun:
     laps     verdicts that carried choices, the prompt's own included
     by_lap   every lap, in order
     stages   how many peers the ring has
+    overheads_s
+             of each stage, what a chunk took it at the mean beside computing, from when it is taken up until its result
+             is with the connection
     """
 
     tokens: tuple[Token, ...]
@@ -30,6 +33,7 @@ class RingRun:
     laps: int
     by_lap: tuple[Lap, ...]
     stages: int
+    overheads_s: tuple[float, ...] = ()
 
     @property
     def accepted_per_lap(self) -> float:
@@ -72,4 +76,5 @@ async def run_ring(
         laps=result.finish.laps,
         by_lap=tuple(result.laps),
         stages=len(plan.stages),
+        overheads_s=tuple(one.overhead_s / one.chunks for one in result.accounts.values() if one.chunks),
     )

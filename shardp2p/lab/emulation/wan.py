@@ -37,6 +37,7 @@ class Measured:
     tok_s: float
     lap_s: float
     hop_s: float
+    overheads_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class WanResult:
                 "tok_s_max": round(max(rates), 2),
                 "accepted_per_lap": round(median(one.tok_s * one.lap_s for one in measured), 2),
                 "exact": self.is_exact[name],
+                "stage_overhead_ms": round(1e3 * median(x for one in measured for x in one.overheads_s), 3),
                 "simulated_tok_s": round(self.simulated_tok_s[name], 2),
             }
         laps = self.rounds.get("plain") or next(iter(self.rounds.values()))
@@ -102,7 +104,7 @@ async def measure_wan(
                 gc.freeze()  # what is here by now would be walked through in the middle of the answer
                 run = await run_ring(node, plan, request, proposer=draft, limits=arm.limits)
                 lap_s, hop_s = median(lap.lap_s for lap in run.by_lap), median(run.hop_overheads_s())
-                measured[name].append(Measured(number, run.tokens, run.tok_s, lap_s, hop_s))
+                measured[name].append(Measured(number, run.tokens, run.tok_s, lap_s, hop_s, run.overheads_s))
     # Only now: whoever computes for long does not answer its peers.
     texts = [prompt(seed, number) for number in range(rounds)]
     hop_s = _hop_s(profile, measured.get("plain", ()))
