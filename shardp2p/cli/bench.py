@@ -13,7 +13,7 @@ from shardp2p.cli.asking import parse_wire
 from shardp2p.cli.interrupts import interrupts
 from shardp2p.cli.options import AsJson, DataDir, FastLayout, Wire
 from shardp2p.cli.output import write, write_json
-from shardp2p.cli.progress import Report, progress_bar
+from shardp2p.cli.progress import Report, waiting_bar
 from shardp2p.config import UpSettings, load_settings
 from shardp2p.errors import ConfigError
 from shardp2p.telemetry import configure_logging
@@ -22,6 +22,10 @@ from shardp2p.weights.store import ModelStore, StoredModel
 
 LEAST_TOPOLOGIES = 20
 """So that each kind of swarm is among them."""
+
+EMULATED_OPTIONS = ("accept",)
+REAL_OPTIONS = ("dtype", "threads", "fast_layout", "temperature", "top_p", "model", "data_dir")
+"""Of `bench wan`: those that mean something on one kind of ring alone."""
 
 app = typer.Typer(name="bench", help="Measure what this software costs.", no_args_is_help=True)
 
@@ -50,7 +54,7 @@ def loopback(
     settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
     from shardp2p.lab.loopback import measure_loopback
 
-    with progress_bar() as report:
+    with waiting_bar() as report:
         stored = _find_model(model, data_dir, report)
         result = interrupts.run(
             lambda: measure_loopback(
@@ -98,7 +102,7 @@ def sessions(
     scheme = parse_wire(wire)
     from shardp2p.lab.sessions import Order, measure_sessions
 
-    with progress_bar() as report:
+    with waiting_bar() as report:
         stored = _find_model(model, data_dir, report)
         order = Order(
             stored, count, queued, tokens, rounds, stages, prompt_tokens, settings.dtype, threads, rtt_ms / 1e3, scheme
@@ -114,15 +118,17 @@ def sessions(
 
 @app.command("wan")
 def wan(
+    context: typer.Context,
     profile: Annotated[str | None, typer.Option("--profile", help=schemes.PROFILE_HELP)] = None,
     runtime: Annotated[
-        str, typer.Option("--runtime", help="real: a model and prompt lookup; or emulated.")
+        str, typer.Option("--runtime", help="real (a model and prompt lookup) or emulated.")
     ] = "emulated",
     accept: schemes.Accept = 0.74,
     arm: schemes.Schemes = None,
     rounds: schemes.Rounds = 3,
     tokens: Annotated[
-        int | None, typer.Option("--tokens", help="Length of each answer; real ones may end earlier.")
+        int | None,
+        typer.Option("--tokens", help="Length of each answer, from 32: 200; 192 of a real ring, which may end earlier."),
     ] = None,
     seed: schemes.Seed = 0,
     dtype: Annotated[str, typer.Option("--dtype", help="Of a real ring: float32, bfloat16 or float16.")] = "float32",
@@ -140,6 +146,7 @@ def wan(
     configure_logging("warning")
     if runtime not in ("real", "emulated"):
         raise ConfigError(f"--runtime is {runtime!r}; it must be real or emulated")
+    _refuse_unused(context, runtime)
     if tokens is None:
         tokens = 192 if runtime == "real" else 200
     if runtime == "real":
@@ -167,7 +174,7 @@ def placement(
         raise ConfigError(f"--topologies is {topologies}; it must be at least {LEAST_TOPOLOGIES}")
     from shardp2p.lab.placement.comparison import compare, plan_s
 
-    with progress_bar() as report:
+    with waiting_bar() as report:
         compared = compare(topologies, seed, lambda done, of: report("comparing plans", done, of)).report()
         timed = {f"plan_{peers}_s": plan_s(peers, seed) for peers in (1000, 10_000)}
     measured = compared | timed
@@ -177,13 +184,23 @@ def placement(
         write(_describe_placement(measured))
 
 
+def _refuse_unused(context: typer.Context, runtime: str) -> None:
+    """Raises: ConfigError for an option that says something of the other kind of ring."""
+    other, options = ("emulated", EMULATED_OPTIONS) if runtime == "real" else ("real", REAL_OPTIONS)
+    for name in options:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} is for --runtime {other}; this ring is {runtime}, so leave it out")
+
+
 def _emulated(
     profile: str, accept: float, arm: Sequence[str] | None, rounds: int, tokens: int, seed: int
 ) -> dict[str, Any]:
     ring, names = schemes.choose(profile, accept, arm, rounds, tokens)
     from shardp2p.lab.emulation.wan import measure_wan
 
-    with progress_bar() as report:
+    with waiting_bar() as report:
         result = interrupts.run(
             lambda: measure_wan(ring, accept, names=names, rounds=rounds, tokens=tokens, seed=seed, progress=report)
         )
@@ -197,7 +214,7 @@ def _far(
     ways, names = schemes.choose_far(profile, arm, rounds, tokens)
     from shardp2p.lab.far_answers import FarOrder, measure_far
 
-    with progress_bar() as report:
+    with waiting_bar() as report:
         stored = _find_model(model, data_dir, report)
         order = FarOrder(
             stored,

@@ -6,11 +6,20 @@ import re
 import shlex
 from pathlib import Path
 
+from shardp2p.errors import ConfigError
+
 _COMMAND = re.compile(
     r"(?:(?<=: )|(?<=with `)|^)shardp2p (?:(?:swarm|model) [a-z]+|up|generate|chat|coverage|peers|plan|status)\b[^`;,]*"
 )
 _given: list[Path] = []
 """The data directory of the command that runs, where one was given."""
+
+
+def parse_data_dir(given: str) -> Path:
+    """What `--data-dir` says. Raises: ConfigError for nothing, which would be taken for the current directory."""
+    if not given:
+        raise ConfigError("--data-dir is empty; name a directory, or leave it out")
+    return Path(given)
 
 
 def note_data_dir(given: Path | None) -> Path | None:

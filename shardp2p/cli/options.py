@@ -7,12 +7,18 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from shardp2p.cli.hints import note_data_dir
+from shardp2p.cli.hints import note_data_dir, parse_data_dir
 
 # Of both
 DataDir = Annotated[
     Path | None,
-    Option("--data-dir", help="Keep everything there, not in the user's own place.", callback=note_data_dir),
+    Option(
+        "--data-dir",
+        help="Keep everything there, not in the user's own place.",
+        metavar="DIRECTORY",
+        parser=parse_data_dir,
+        callback=note_data_dir,
+    ),
 ]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 LogLevel = Annotated[str | None, Option("--log-level", help="debug, info, warning or error; logs go to stderr.")]

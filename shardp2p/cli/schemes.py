@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,12 +12,15 @@ from shardp2p.errors import ConfigError
 if TYPE_CHECKING:
     from shardp2p.lab.emulation.profile import Profile, Ways
 
+MOST_TOKENS: Final = 16_384
+"""Of an answer: an emulated cache has twice as many rows."""
+
 PROFILE_HELP = "Who is how far apart: glm52, gpt-oss, or a file; with a real model three-50ms, or any."
 ProfileName = Annotated[str, typer.Option("--profile", help="Who is how far apart: glm52, gpt-oss, or a file.")]
-Accept = Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right.")]
+Accept = Annotated[float, typer.Option("--accept", help="How often the draft's first guess is right, between 0 and 1.")]
 Schemes = Annotated[list[str] | None, typer.Option("--arm", help="Only plain, flush, sync_tree or tree; repeatable.")]
-Rounds = Annotated[int, typer.Option("--rounds", help="Answers of every scheme.")]
-Tokens = Annotated[int, typer.Option("--tokens", help="Length of each answer.")]
+Rounds = Annotated[int, typer.Option("--rounds", help="Texts that every scheme answers, in turn.")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Length of each answer, from 32.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same texts.")]
 
 
@@ -26,6 +29,8 @@ def choose(
 ) -> tuple[Profile, list[str]]:
     """The ring and the schemes that were asked for. Raises: ConfigError."""
     _check_lengths(rounds, tokens)
+    if not 0 < accept < 1:
+        raise ConfigError(f"--accept is {accept:g}; it must be above 0 and below 1")
     from shardp2p.lab.emulation.arms import choose_arms
     from shardp2p.lab.emulation.profile import parse_profile
     from shardp2p.lab.network.catalog import read_text
@@ -49,6 +54,8 @@ def _check_lengths(rounds: int, tokens: int) -> None:
     for name, value, least in (("--rounds", rounds, 1), ("--tokens", tokens, 32)):
         if value < least:
             raise ConfigError(f"{name} is {value}; it must be at least {least}")
+    if tokens > MOST_TOKENS:
+        raise ConfigError(f"--tokens is {tokens}; it must be at most {MOST_TOKENS}")
 
 
 def describe_arms(measured: Mapping[str, Any]) -> str:
@@ -64,7 +71,8 @@ def describe_arms(measured: Mapping[str, Any]) -> str:
         lines.append(line + ("" if arm["exact"] else "  NOT EXACT"))
     lines += [
         "",
-        f"a lap takes {measured['lap_ms']:.1f} ms; the best that can be: {measured['bound_tok_s']:.2f}",
+        f"a plain lap takes {measured['lap_ms']:.1f} ms; the best that can be: {measured['bound_tok_s']:.2f} tokens/s",
+        "every answer was exact" if all(arm["exact"] for arm in arms.values()) else "NOT EVERY ANSWER WAS EXACT",
     ]
     if "tree" in arms:
         lines += [

@@ -48,7 +48,7 @@ class FarFigures:
                 "tok_s": round(median(rates), 2),
                 "tok_s_min": round(min(rates), 2),
                 "tok_s_max": round(max(rates), 2),
-                "accepted_per_lap": round(median(rates) * self.lap_s(arm), 2),
+                "accepted_per_lap": round(median(rates) * self.lap_s("plain"), 2),
                 "exact": all(one.is_exact for one in self._answers if one.arm == arm),
             }
         return told

@@ -87,6 +87,26 @@ def test_an_answer_without_tokens_is_refused(runtime: str, capsys: pytest.Captur
     assert (out, err) == ("", "shardp2p: error: --tokens is 0; it must be at least 32\n")
 
 
+@pytest.mark.parametrize(
+    ("runtime", "options", "said"),
+    [
+        ("emulated", ("--temperature", "0.8"), "--temperature is for --runtime real; this ring is emulated"),
+        ("emulated", ("--fast-layout",), "--fast-layout is for --runtime real"),
+        ("real", ("--accept", "0.74"), "--accept is for --runtime emulated; this ring is real"),
+        ("emulated", ("--accept", "1"), "--accept is 1; it must be above 0 and below 1"),
+        ("emulated", ("--tokens", "100000"), "--tokens is 100000; it must be at most 16384"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(
+    runtime: str, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "wan", "--runtime", runtime, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("runtime", ["emulated", "real"])
 def test_an_empty_profile_is_not_the_usual_one(runtime: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "wan", "--runtime", runtime, "--profile", ""]) == 2

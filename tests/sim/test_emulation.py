@@ -12,7 +12,7 @@ import pytest
 from shardp2p.coordinator.commands import Limits
 from shardp2p.errors import ConfigError, RemoteProtocolError
 from shardp2p.lab.emulation.arms import Arm, arms, choose_arms, tree
-from shardp2p.lab.emulation.comparison import compare_simulated, prompt
+from shardp2p.lab.emulation.comparison import against, best_tok_s, compare_simulated, prompt
 from shardp2p.lab.emulation.language import RANKS, VOCABULARY, Language, extend
 from shardp2p.lab.emulation.layers import digests_of, frame_of
 from shardp2p.lab.emulation.profile import Profile, parse_profile
@@ -107,7 +107,11 @@ def test_the_shipped_profiles_are_read(name: str) -> None:
     ("change", "told"),
     [
         ({"stage_ms": None}, "stage_ms of profile mine"),
-        ({"stage_ms": {"base": -1}}, "base is -1"),
+        ({"stage_ms": {"base": -1, "per_token": 1}}, "base is -1"),
+        ({"stage_ms": {}}, "it needs base"),
+        ({"stage_ms": {"base": 3}}, "and per_token"),
+        ({"layers": "all"}, "layers is not a list of 3 ranges"),
+        ({"layers": [[0, 36]]}, "layers is not a list of 3 ranges"),
         ({"draft_ms_per_level": "fast"}, "draft_ms_per_level"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"peers": ["driver"], "rtt_ms": {}}, "fewer than two peers"),
@@ -162,6 +166,17 @@ def test_every_scheme_gives_the_targets_text_and_the_pipelined_tree_is_the_faste
     assert rates["tree"] > 1.4 * rates["flush"]
     assert rates["tree"] > 1.25 * rates["sync_tree"]
     assert rates["tree"] >= 0.9 * told["bound_tok_s"]
+
+
+def test_what_the_tree_gains_is_told_against_the_others_and_the_bound() -> None:
+    told = against({"plain": 2.0, "tree": 9.0}, 10.0)
+    assert told == {"bound_tok_s": 10.0, "tree_over": {"plain": 4.5, "bound": 0.9}}
+    assert against({"plain": 2.0}, 10.0) == {"bound_tok_s": 10.0}
+
+
+def test_the_bound_is_not_below_any_scheme() -> None:
+    ring, language = profile(), Language(0.5)
+    assert best_tok_s(ring, language, [prompt(0, 0)], 20, [3.0, 1e6]) == 1e6
 
 
 @pytest.mark.parametrize("accept", [0.02, 0.2])

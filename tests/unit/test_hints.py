@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardp2p.cli.hints import hinted, note_data_dir
+from shardp2p.cli.hints import hinted, note_data_dir, parse_data_dir
 from shardp2p.cli.main import run
 
 
@@ -74,3 +74,13 @@ def test_an_invite_says_what_it_is_good_for(
     assert run(["swarm", "create", "home", *place]) == 0
     assert run(["swarm", "invite", "home", "--role", role, "--out", str(tmp_path / "token"), *place]) == 0
     assert f"{tmp_path / 'token'}; {use}" in capsys.readouterr().out
+
+
+def test_an_empty_data_directory_is_not_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_data_dir("a") == Path("a")
+    assert run(["peers", "--data-dir", ""]) == 2
+    assert capsys.readouterr().err == "shardp2p: error: --data-dir is empty; name a directory, or leave it out\n"
+    assert list(tmp_path.iterdir()) == []

@@ -91,6 +91,11 @@ def parse_profile(name: str, text: str | bytes) -> Profile:
         if not fields.has(work):
             fields.fail(f"{work} is missing, so what layers and drafts cost cannot be emulated; use glm52 or gpt-oss")
     stage = Fields(f"stage_ms of profile {name}", fields.take("stage_ms"))
+    if not (stage.has("base") and stage.has("per_token")):
+        stage.fail("it needs base, the milliseconds of a chunk, and per_token, those of each of its rows")
+    layers = fields.take("layers")
+    if layers is not None and not (isinstance(layers, list) and len(layers) == len(ways.stages)):
+        fields.fail(f"layers is not a list of {len(ways.stages)} ranges, one for each peer but the first")
     return Profile(
         ways.name,
         ways.peers,
