@@ -128,7 +128,7 @@ def wan(
     rounds: schemes.Rounds = 3,
     tokens: Annotated[
         int | None,
-        typer.Option("--tokens", help="Length of each answer, from 32: 200; 192 of a real ring, which may end earlier."),
+        typer.Option("--tokens", help="Length of each answer, from 32. Real answers may end earlier."),
     ] = None,
     seed: schemes.Seed = 0,
     dtype: Annotated[str, typer.Option("--dtype", help="Of a real ring: float32, bfloat16 or float16.")] = "float32",
