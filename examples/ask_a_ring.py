@@ -3,8 +3,8 @@
 Start the peers first, each in a terminal of its own; each prints its address:
 
     shardp2p model import smollm2
-    shardp2p up --model smollm2 --layers 0:15 --identity first.key
-    shardp2p up --model smollm2 --layers 15:30 --identity second.key
+    shardp2p up --model smollm2 --layers 0:15 --identity left.key
+    shardp2p up --model smollm2 --layers 15:30 --identity right.key
 
 Then: python examples/ask_a_ring.py ADDRESS ADDRESS
 """

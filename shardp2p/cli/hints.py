@@ -16,10 +16,13 @@ _given: list[Path] = []
 
 
 def parse_data_dir(given: str) -> Path:
-    """What `--data-dir` says. Raises: ConfigError for nothing, which would be taken for the current directory."""
+    """What `--data-dir` says. Raises: ConfigError for a file, and for nothing: that would be the current directory."""
     if not given:
         raise ConfigError("--data-dir is empty; name a directory, or leave it out")
-    return Path(given)
+    path = Path(given)
+    if path.is_file():
+        raise ConfigError(f"--data-dir {given} is a file; name a directory, which may be new")
+    return path
 
 
 def note_data_dir(given: Path | None) -> Path | None:

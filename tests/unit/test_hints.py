@@ -61,9 +61,6 @@ def test_a_peer_that_may_not_start_leaves_no_key(tmp_path: Path, capsys: pytest.
     assert run(["up", "--data-dir", str(tmp_path)]) == 2
     assert "this peer is in no swarm: join one" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-    assert run(["generate", "toy", "Hello", "--data-dir", str(tmp_path), "--peer", "foo"]) == 2
-    assert "--peer 'foo' is no multiaddr" in (said := capsys.readouterr().err)
-    assert said.endswith("write it like /ip4/192.0.2.7/tcp/4001/p2p/PEER-ID\n")
 
 
 @pytest.mark.parametrize(("role", "use"), [("member", "join with: shardp2p up"), ("client", "ask with: shardp2p gen")])
@@ -84,3 +81,11 @@ def test_an_empty_data_directory_is_not_the_current_one(
     assert run(["peers", "--data-dir", ""]) == 2
     assert capsys.readouterr().err == "shardp2p: error: --data-dir is empty; name a directory, or leave it out\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a file"
+    file.touch()
+    assert run(["model", "list", "--data-dir", str(file)]) == 2
+    said = f"shardp2p: error: --data-dir {file} is a file; name a directory, which may be new\n"
+    assert capsys.readouterr().err == said

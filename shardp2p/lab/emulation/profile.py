@@ -89,7 +89,7 @@ def parse_profile(name: str, text: str | bytes) -> Profile:
     fields = Fields(f"profile {name}", json.loads(text))
     for work in ("stage_ms", "draft_ms_per_level", "hidden_size"):
         if not fields.has(work):
-            fields.fail(f"{work} is missing, so what layers and drafts cost cannot be emulated; use glm52 or gpt-oss")
+            fields.fail(f"{work} is missing, so layers and drafts cannot be emulated; add it, or use glm52 or gpt-oss")
     stage = Fields(f"stage_ms of profile {name}", fields.take("stage_ms"))
     if not (stage.has("base") and stage.has("per_token")):
         stage.fail("it needs base, the milliseconds of a chunk, and per_token, those of each of its rows")
