@@ -78,7 +78,7 @@ def describe_arms(measured: Mapping[str, Any]) -> str:
         lines += [
             f"tree against {name}: x {arms['tree']['tok_s'] / arm['tok_s']:.2f}"
             for name, arm in arms.items()
-            if name != "tree"
+            if name != "tree" and arm["tok_s"]
         ]
         if "coordinator_ms" in arms["tree"]:
             lines.append(f"the coordinator takes {arms['tree']['coordinator_ms']:.2f} ms of CPU a token for it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import trio
@@ -58,6 +59,16 @@ class Broken(Held):
         raise ZeroDivisionError("a draft that cannot be")
 
 
+class Late(Held):
+    """Fails once it is let."""
+
+    def propose(
+        self, text: Sequence[Token], paths: Sequence[Sequence[Token]], depth_tokens: int
+    ) -> list[tuple[Branch, ...]]:
+        super().propose(text, paths, depth_tokens)
+        raise ZeroDivisionError("a draft that cannot be")
+
+
 def question(number: int) -> NeedDraft:
     return NeedDraft(number, 1, ((Token(number),),), 4)
 
@@ -78,19 +89,36 @@ async def test_the_latest_question_is_answered_and_those_before_it_are_left_out(
     assert answers == [(1, [(Branch((7, 1, 4), 0.5),)]), (4, [(Branch((7, 4, 4, 4), 0.5),)])]
 
 
-async def test_closing_leaves_out_what_waits_and_lets_what_is_answered_end() -> None:
+async def test_closing_leaves_out_what_waits_and_waits_for_no_answer() -> None:
     proposer, answers = Held(), list[Answer]()
     thread = DraftThread(proposer, answers.append)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(thread.run)
-        thread.ask(question(1), ())
-        await trio.to_thread.run_sync(proposer.is_busy.wait)
-        thread.ask(question(2), ())
-        thread.close()
-        nursery.cancel_scope.cancel()
-        proposer.may_answer.release(2)
-    await trio.testing.wait_all_tasks_blocked()
-    assert [number for number, _ in answers] == [1]
+    with trio.fail_after(ENDS_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thread.run)
+            thread.ask(question(1), ())
+            await trio.to_thread.run_sync(proposer.is_busy.wait)
+            thread.ask(question(2), ())
+            thread.close()
+            nursery.cancel_scope.cancel()
+    proposer.may_answer.release(2)
+    await trio.sleep(0.05)
+    assert answers == []
+    assert proposer.may_answer.acquire(blocking=False)  # the second was not asked
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_failure_matters_only_while_somebody_asks(is_closed: bool) -> None:
+    proposer = Late()
+    thread = DraftThread(proposer, list[Answer]().append)
+    expected = nullcontext() if is_closed else pytest.RaisesGroup(ZeroDivisionError)
+    with expected:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thread.run)
+            thread.ask(question(1), ())
+            await trio.to_thread.run_sync(proposer.is_busy.wait)
+            if is_closed:
+                thread.close()
+            proposer.may_answer.release()
 
 
 @pytest.mark.parametrize("stages", [1, 3])
@@ -112,22 +140,25 @@ async def test_a_proposer_that_fails_ends_the_generation_with_its_error() -> Non
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-async def test_leaving_early_ends_the_thread_whether_it_is_asked_or_idle(is_busy: bool) -> None:
+async def test_leaving_early_waits_for_no_draft(is_busy: bool) -> None:
     proposer = Held()
-
-    async def let_later() -> None:
-        await trio.sleep(0.1)
-        proposer.may_answer.release()
-
     with trio.fail_after(ENDS_S):
         async with trio.open_nursery() as nursery:
             ring = SimRing(nursery, 2)
             asked = request(LONG_TOKENS)
             async with open_generation(ring.network, ring.verdicts, ring.plan, asked, proposer=proposer) as stream:
                 await trio.to_thread.run_sync(proposer.is_busy.wait)
-                if is_busy:
-                    nursery.start_soon(let_later)
-                else:
+                if not is_busy:
                     proposer.may_answer.release(LONG_TOKENS)
                     await anext(aiter(stream))
             assert stream.result.finish is None
+    proposer.may_answer.release(LONG_TOKENS)
+
+
+async def test_an_answer_is_complete_without_the_draft_that_is_under_way() -> None:
+    proposer = Held()
+    async with trio.open_nursery() as nursery:
+        ring = SimRing(nursery, 2)
+        tokens, _ = await ring.generate(request(TOKENS), proposer=proposer)  # which fails if it hangs
+    assert tokens == fake_reference(prompt(), TOKENS)
+    proposer.may_answer.release()

@@ -79,5 +79,5 @@ def against(tok_s: Mapping[str, float], bound: float) -> dict[str, Any]:
     told: dict[str, Any] = {"bound_tok_s": round(bound, 2)}
     if "tree" in tok_s:
         others = {name: rate for name, rate in tok_s.items() if name != "tree"} | {"bound": bound}
-        told["tree_over"] = {name: round(tok_s["tree"] / rate, 3) for name, rate in others.items()}
+        told["tree_over"] = {name: round(tok_s["tree"] / rate, 3) for name, rate in others.items() if rate}
     return told
