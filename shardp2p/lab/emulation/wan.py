@@ -61,7 +61,7 @@ class WanResult:
 
     def report(self) -> dict[str, Any]:
         """Medians over the rounds, in the keys of `bench wan --json`."""
-        told = {}
+        told: dict[str, dict[str, Any]] = {}
         for name, measured in self.rounds.items():
             rates = [one.tok_s for one in measured]
             told[name] = {
