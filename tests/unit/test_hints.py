@@ -61,6 +61,9 @@ def test_a_peer_that_may_not_start_leaves_no_key(tmp_path: Path, capsys: pytest.
     assert run(["up", "--data-dir", str(tmp_path)]) == 2
     assert "this peer is in no swarm: join one" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    assert run(["generate", "toy", "Hello", "--data-dir", str(tmp_path), "--peer", "foo"]) == 2
+    assert "--peer 'foo' is no multiaddr" in (said := capsys.readouterr().err)
+    assert said.endswith("write it like /ip4/192.0.2.7/tcp/4001/p2p/PEER-ID\n")
 
 
 @pytest.mark.parametrize(("role", "use"), [("member", "join with: shardp2p up"), ("client", "ask with: shardp2p gen")])
