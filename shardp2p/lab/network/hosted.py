@@ -29,6 +29,8 @@ FOUNDER_MEMORY: Final = "8MiB"
 """Too little for a layer: such a peer is there to be met, and to relay."""
 PEER_MEMORY: Final = "600MiB"
 LOOK_S: Final = 0.1
+SETTLE_S: Final = 20.0
+"""For a path to be as good as it can be: a hole that was given up is punched again in about 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,16 @@ class HostedSwarm:
             if await self.path(host, other) in wanted:
                 return trio.current_time()
             await trio.sleep(LOOK_S)
+
+    async def settled_path(self, host: str, other: str, wanted: str, within_s: float = SETTLE_S) -> str:
+        """`wanted`, once one peer reaches the other so; how it does when it has not come to that in time.
+
+        At any single moment a path may be doubted, or be replaced for seconds because the line swallowed two packets.
+        """
+        with trio.move_on_after(within_s):
+            await self.wait_path(host, other, {wanted})
+            return wanted
+        return await self.path(host, other)
 
     def _data_dir(self, host: str) -> Path:
         """Where clients on a host keep what they know: beside its peer, where there is one."""

@@ -27,7 +27,9 @@ LOOK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What came of it. `idle_paths` are all that were seen while the edge was idle; times are in seconds."""
+    """What came of it. `path` is the one after the second answer, once it has settled; `idle_paths` are all that were
+    seen while the edge was idle; times are in seconds.
+    """
 
     exact: bool
     path: str
@@ -72,7 +74,7 @@ async def endure(description: Description, idle_s: float | None = None) -> Weath
             second = await hosted.ask("relay", question)
             return Weather(
                 exact=not (first.problem or second.problem),
-                path=await hosted.path(homes[0], homes[1]),
+                path=await hosted.settled_path(homes[0], homes[1], expected),
                 expected=expected,
                 answer_s=round(first.ended_at - began_at, 2),
                 final_path_s=round(final_at - began_at, 2),
