@@ -267,7 +267,10 @@ def _handshake_reason(error: BaseException) -> str:
     if refusal is not None:
         return str(refusal)
     if any(isinstance(cause, MultiselectClientError) and "not supported" in str(cause) for cause in causes):
-        return "it speaks another security protocol; a peer of a private swarm and any other peer do not connect"
+        return (
+            "it speaks another security protocol: members of a private swarm and other peers do not connect; join its "
+            "swarm, or use a key that is in none (--identity)"
+        )
     if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
         return "another peer answers there"
     if any(isinstance(cause, trio.TooSlowError) for cause in causes):

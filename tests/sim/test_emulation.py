@@ -110,6 +110,11 @@ def test_the_shipped_profiles_are_read(name: str) -> None:
         ({"stage_ms": {"base": -1, "per_token": 1}}, "base is -1"),
         ({"stage_ms": {}}, "it needs base"),
         ({"stage_ms": {"base": 3}}, "and per_token"),
+        ({"stage_ms": {"base": 3, "per_token": 1, "per_row": 1}}, "'per_row' is not known here"),
+        (
+            {"stage_ms": {"base": 0, "per_token": 0}, "rtt_ms": {}, "default_rtt_ms": 0},
+            "a lap takes no time",
+        ),
         ({"layers": "all"}, "layers is not a list of 3 ranges"),
         ({"layers": [[0, 36]]}, "layers is not a list of 3 ranges"),
         ({"draft_ms_per_level": "fast"}, "draft_ms_per_level"),

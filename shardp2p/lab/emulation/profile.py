@@ -93,6 +93,11 @@ def parse_profile(name: str, text: str | bytes) -> Profile:
     stage = Fields(f"stage_ms of profile {name}", fields.take("stage_ms"))
     if not (stage.has("base") and stage.has("per_token")):
         stage.fail("it needs base, the milliseconds of a chunk, and per_token, those of each of its rows")
+    base_ms, row_ms = stage.number("base", 0.0, 0.0, 1e4), stage.number("per_token", 0.0, 0.0, 1e3)
+    if stray := stage.rest():
+        stage.fail(f"{stray[0]!r} is not known here; it has base and per_token")
+    if not (base_ms or row_ms or ways.hops_s):
+        fields.fail("a lap takes no time, so nothing can be compared; give stage_ms, rtt_ms or default_rtt_ms")
     layers = fields.take("layers")
     if layers is not None and not (isinstance(layers, list) and len(layers) == len(ways.stages)):
         fields.fail(f"layers is not a list of {len(ways.stages)} ranges, one for each peer but the first")
@@ -103,7 +108,7 @@ def parse_profile(name: str, text: str | bytes) -> Profile:
         row_bytes=int(
             fields.number("hidden_size", 0, 8, MAX_ROW_BYTES / 4) * fields.number("activation_bytes", 2, 1, 4)
         ),
-        stage_base_s=stage.number("base", 0.0, 0.0, 1e4) / 1e3,
-        stage_row_s=stage.number("per_token", 0.0, 0.0, 1e3) / 1e3,
+        stage_base_s=base_ms / 1e3,
+        stage_row_s=row_ms / 1e3,
         draft_level_s=fields.number("draft_ms_per_level", 0.0, 0.0, 1e4) / 1e3,
     )

@@ -112,9 +112,13 @@ class Fields:
         read = Fields(f"{self._what}, {name}", values)
         return {pair: read.number(pair, 0.0, 0.0, 10_000.0) for pair in values}
 
+    def rest(self) -> tuple[str, ...]:
+        """The names that nobody read yet."""
+        return tuple(self._left)
+
     def finish(self) -> None:
         """Raises: ConfigError for what nobody read."""
-        for name in self._left:
+        for name in self.rest():
             self.fail(f"{name!r} is not known here; see docs/lab.md for what is")
 
     def _name(self, value: object) -> str:
