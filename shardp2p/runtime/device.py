@@ -46,21 +46,23 @@ def check_device(name: str) -> None:
 @dataclass(slots=True)
 class _Call:
     work: Callable[[], Any]
-    task: trio.lowlevel.Task
+    task: trio.lowlevel.Task | None  # that waits for it
     token: trio.lowlevel.TrioToken
     is_abandoned: bool = False
 
     def finish(self, result: outcome.Outcome[Any]) -> None:
         """Hand the task its result. In the trio loop."""
-        if not self.is_abandoned:
+        if self.task is None:
+            result.unwrap()  # nobody else would hear of an error
+        elif not self.is_abandoned:
             trio.lowlevel.reschedule(self.task, result)
 
 
 class DeviceThread:
     """Runs calls one after the other, in the order of asking, in one OS thread until `close`.
 
-    The queue needs no bound of its own: each waiting task has at most one call in it. The thread is a daemon, so a
-    process that forgets to close it still exits.
+    The queue needs no bound of its own: a task has at most one call in it that it waits for, and posts another at most
+    when it ends. The thread is a daemon, so a process that forgets to close it still exits.
     """
 
     def __init__(self, name: str = "device", *, threads: int | None = None) -> None:
@@ -98,6 +100,14 @@ class DeviceThread:
 
         result: T = await trio.lowlevel.wait_task_rescheduled(abandon)
         return result
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have `function` called in the device thread, behind what waits, while the caller goes on.
+
+        It is not to fail, and is left out once the thread is closed.
+        """
+        if not self._is_closed:
+            self._calls.put(_Call(function, None, trio.lowlevel.current_trio_token()))
 
     def _put(self, work: Callable[[], Any]) -> _Call:
         if self._is_closed:

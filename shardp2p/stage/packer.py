@@ -187,6 +187,8 @@ class Packer:
                 await self._device.run(self._take_turn, turn)
         finally:
             turn.is_wanted = False
+            if turn.result is None:
+                self._device.post(self._drop_unwanted)
         if self._observe is not None:
             for rows, seconds in turn.packs:
                 self._observe(rows, len(worker.block.layers), seconds)
@@ -213,6 +215,11 @@ class Packer:
             if turn.is_narrow:
                 self._decoding[turn.seat] = self._ended_at
         self._slicing.note(sum(turn.stop - turn.start for turn in turns), self._latest_s)
+
+    def _drop_unwanted(self) -> None:
+        """In the device's thread: chunks that nobody waits for keep no session's cache until somebody else comes."""
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        self._waiting.extendleft(turn for turn in reversed(waiting) if turn.is_wanted)
 
     def _linger(self) -> None:
         """Waits for the sessions of the last forward that are due back in a moment, if any."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -235,6 +237,24 @@ async def test_a_wide_chunk_that_is_cancelled_between_its_parts_is_dropped(packe
     await one.ask()
     assert sum(rows for forward in block.forwards for rows in forward) == rows + 1
     assert (one.choices, leaving.choices) == (await alone(0, [1, 1]), [])
+
+
+async def test_a_wide_chunk_that_is_cancelled_between_its_parts_keeps_no_cache(
+    packer: Packer, block: WatchedBlock
+) -> None:
+    await Session(packer, block).ask()
+    workers: list[weakref.ref[SessionWorker]] = []
+
+    async def leave() -> None:
+        leaving = Session(packer, block, 1)
+        workers.append(weakref.ref(leaving.worker))
+        with trio.move_on_after(2.5 * COMPUTE_S):
+            await leaving.ask(200)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leave)
+    gc.collect()  # the traceback of the cancellation has gone round in a circle
+    assert workers[0]() is None
 
 
 async def test_a_part_that_fails_ends_its_chunk_alone(packer: Packer, block: WatchedBlock) -> None:

@@ -137,6 +137,9 @@ class InlineDevice:
                 await trio.sleep(self.compute_s)
             return function(*args)
 
+    def post(self, function: Callable[[], None]) -> None:
+        function()
+
     def linger(self, event: object, seconds: float) -> None:
         """Not at all: nothing can come in the meantime."""
 

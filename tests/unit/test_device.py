@@ -137,3 +137,21 @@ def test_thread_count_must_be_positive() -> None:
         set_threads(0)
     with pytest.raises(LocalProtocolError, match="0 threads"):
         DeviceThread(threads=0)
+
+
+async def test_what_is_posted_is_done_in_its_turn_and_nobody_waits_for_it() -> None:
+    release, done = threading.Event(), list[int]()
+    with DeviceThread() as device:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(device.run, release.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            device.post(lambda: done.append(threading.get_ident()))
+            assert done == []
+            release.set()
+        assert [await device.run(threading.get_ident)] == done
+
+
+async def test_what_is_posted_after_the_end_is_left_out() -> None:
+    device = DeviceThread()
+    device.close()
+    device.post(lambda: pytest.fail("the thread has ended"))
