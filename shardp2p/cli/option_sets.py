@@ -142,7 +142,9 @@ class SeeOptions:
     log_level: options.LogLevel = None
 
     def where(self, model: str | None = None, *, needs_links: bool = False) -> Where:
-        """Where to look for `model`, or for everybody; logs are set up first."""
+        """Where to look for `model`, or for everybody; logs are set up first. Raises: ConfigError."""
+        if model == "":
+            raise ConfigError("the name of the model is empty; `shardp2p peers` tells what is served")
         configure_logging(self.log_level or "error")
         paths = load_settings(data_dir=self.data_dir).paths
         from shardp2p.cli.seeing import Where, digest_in

@@ -51,6 +51,8 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
         (["generate"], "Missing argument"),
         (["generate", "m", "p", "--max-tokens", "0"], "Invalid value for '--max-tokens'"),
         (["up", "--threads", "many"], "Invalid value for '--threads'"),
+        (["coverage", ""], "the name of the model is empty"),
+        (["plan", ""], "the name of the model is empty"),
     ],
 )
 def test_unknown_usage_is_one_line_and_exit_code_2(
