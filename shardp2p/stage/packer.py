@@ -13,7 +13,9 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Final
 
@@ -70,9 +72,9 @@ class _Opened:
         self._packer = packer
         self._worker = worker
         self._seat = Seat()
+        self._is_handed_on = False
 
     async def __call__(self, work: Work, tokens: tuple[Token, ...]) -> Activations | Verdict:
-        await trio.lowlevel.checkpoint_if_cancelled()  # here, where a traceback refers to no worker yet
         return await self._packer.run(self._worker, self._seat, work, tokens)
 
     async def copy_rows(self, other: _Opened, rows: Sequence[int]) -> bool:
@@ -81,12 +83,19 @@ class _Opened:
 
     def hand_on(self) -> _Opened:
         """Another of the same cache."""
+        self._is_handed_on = True
         return _Opened(self._device, self._packer, self._worker)
 
     def let_go(self) -> None:
-        """The session is over; what the device still computes of it ends by itself. Nobody waits for its next chunk."""
+        """The session is over; what the device still computes of it ends by itself. Nobody waits for its next chunk.
+
+        Tracebacks live on in circles, and refer to the worker: without a cache that costs nothing.
+        """
         self._seat.is_over = True
+        worker = self._worker
         del self._worker
+        if not self._is_handed_on:
+            self._device.post(worker.close)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,6 +158,11 @@ class _Turn:
         """Whether it may join others."""
         return self.rows <= NARROW_ROWS
 
+    def clear(self) -> None:
+        """It is over, and holds no memory of the device any more."""
+        self.inputs = self.part = self.hidden = self.logits = None
+        self.done.clear()
+
 
 class Packer:
     """Runs chunks of the workers of one block, or of some of its layers. A session has one chunk here at a time."""
@@ -188,10 +202,11 @@ class Packer:
         finally:
             turn.is_wanted = False
             if turn.result is None:
-                self._device.post(self._drop_unwanted)
+                self._device.post(partial(self._drop, turn))
         if self._observe is not None:
             for rows, seconds in turn.packs:
                 self._observe(rows, len(worker.block.layers), seconds)
+        turn.clear()
         return turn.result.unwrap()
 
     def _take_turn(self, turn: _Turn) -> None:
@@ -216,10 +231,11 @@ class Packer:
                 self._decoding[turn.seat] = self._ended_at
         self._slicing.note(sum(turn.stop - turn.start for turn in turns), self._latest_s)
 
-    def _drop_unwanted(self) -> None:
-        """In the device's thread: chunks that nobody waits for keep no session's cache until somebody else comes."""
-        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        self._waiting.extendleft(turn for turn in reversed(waiting) if turn.is_wanted)
+    def _drop(self, turn: _Turn) -> None:
+        """In the device's thread: a chunk that nobody waits for keeps nothing until somebody else comes."""
+        with suppress(ValueError):  # somebody else has come
+            self._waiting.remove(turn)
+        turn.clear()
 
     def _linger(self) -> None:
         """Waits for the sessions of the last forward that are due back in a moment, if any."""

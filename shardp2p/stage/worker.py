@@ -56,6 +56,10 @@ class SessionWorker:
         """The layers that run; workers of the same layers may share a forward."""
         return self._block
 
+    def close(self) -> None:
+        """Nothing more is computed: the cache is free, whoever still refers to this."""
+        del self._cache
+
     def copy_rows(self, other: SessionWorker, rows: Sequence[int]) -> bool:
         """Begin with rows of another session of the same layers: those of the text's first tokens.
 

@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shardp2p.errors import OverloadedError, PeerUnavailableError
+from shardp2p.errors import OverloadedError, PeerUnavailableError, RemoteProtocolError
 from shardp2p.stage.holding import CacheBudget
-from tests.support.fake_block import FakeBlock, FakeCache, fake_reference
+from tests.support.fake_block import VOCABULARY, FakeBlock, FakeCache, fake_reference
 from tests.support.sim_nodes import SimNodes, plan_of, prompt, read_all, request
 
 RING = (("one", "0:2"), ("two", "2:4"), ("three", "4:6"))
@@ -114,4 +114,55 @@ async def test_what_is_kept_goes_with_the_room_for_it(caches: Caches, autojump_c
         assert len(caches.alive) == sum(map(len, kept))
         for each in kept:
             each.fit(0)
+        assert not caches.alive
+
+
+@pytest.mark.parametrize("end", ["left", "client dies"])
+async def test_nothing_is_left_of_a_prompt_that_ends_between_its_parts(
+    caches: Caches, end: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes in parts because another session decodes beside it."""
+    monkeypatch.setattr("shardp2p.stage.slicing.MOST_STRETCH", 0.0)  # parts of LEAST_ROWS, however fast this machine
+    monkeypatch.setattr("shardp2p.stage.packer.DECODING_S", 600.0)
+    async with trio.open_nursery() as nursery:
+        sim = SimNodes(nursery)
+        for name, layers in RING:
+            sim.hold(name, layers)
+        beside = request(600, prompt(12), shares_rows=False)
+        asked = request(50, LONG, shares_rows=False)
+        async with sim.node("beside").generate(plan_of(*RING), beside, driver="local") as decoding:
+            await anext(decoding)
+            own = len(caches.alive)
+            with trio.CancelScope() as scope:
+                async with sim.node("client").generate(plan_of(*RING), asked, driver="local"):
+                    sim.take_computed_rows()
+                    for _ in range(1_000):
+                        if sim.blocks[0].computed_rows >= 40:
+                            break
+                        await trio.sleep(0.001)
+                    assert 40 <= sim.blocks[0].computed_rows < 100
+                    assert len(caches.alive) == 2 * own
+                    if end == "client dies":
+                        sim.swarm.kill("client")
+                    scope.cancel()
+            await trio.sleep(1)
+            assert decoding.result.finish is None
+            assert len(caches.alive) == own
+        await sim.assert_settled()
+        assert not caches.alive
+
+
+async def test_nothing_is_left_of_a_session_whose_chunk_makes_no_sense(
+    caches: Caches, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        sim = SimNodes(nursery)
+        for name, layers in RING:
+            sim.hold(name, layers)
+        asked = request(50, (*LONG, VOCABULARY), shares_rows=False)
+        with pytest.raises(RemoteProtocolError, match="outside the vocabulary"):
+            async with sim.node("client").generate(plan_of(*RING), asked, driver="local") as stream:
+                await read_all(stream)
+        await sim.assert_settled()
+        assert caches.most_rows
         assert not caches.alive

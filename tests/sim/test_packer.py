@@ -253,6 +253,7 @@ async def test_a_wide_chunk_that_is_cancelled_between_its_parts_keeps_no_cache(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(leave)
+    await trio.testing.wait_all_tasks_blocked()  # and it is dropped
     gc.collect()  # the traceback of the cancellation has gone round in a circle
     assert workers[0]() is None
 

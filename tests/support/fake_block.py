@@ -138,7 +138,13 @@ class InlineDevice:
             return function(*args)
 
     def post(self, function: Callable[[], None]) -> None:
-        function()
+        """Behind what waits; nobody waits for it."""
+
+        async def do() -> None:
+            async with self._turn:
+                function()
+
+        trio.lowlevel.spawn_system_task(do)
 
     def linger(self, event: object, seconds: float) -> None:
         """Not at all: nothing can come in the meantime."""
