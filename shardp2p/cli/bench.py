@@ -100,10 +100,11 @@ def sessions(
             raise ConfigError(f"{name} is {value}; it must be at least {least}")
     settings = UpSettings(dtype=dtype, threads=threads)  # type: ignore[arg-type]  # checks it
     scheme = parse_wire(wire)
-    from shardp2p.lab.sessions import Order, measure_sessions
+    from shardp2p.lab.sessions import Order, check_lengths, measure_sessions
 
     with waiting_bar() as report:
         stored = _find_model(model, data_dir, report)
+        check_lengths(stored, tokens, prompt_tokens)
         order = Order(
             stored, count, queued, tokens, rounds, stages, prompt_tokens, settings.dtype, threads, rtt_ms / 1e3, scheme
         )

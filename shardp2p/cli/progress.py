@@ -22,6 +22,9 @@ _DELAY_S = 0.5
 NOTE_S = 8.0
 """After so long a reader without a progress bar hears what is waited for."""
 
+AGAIN_S = 60.0
+"""How often after that, where it is something else by then."""
+
 
 @contextmanager
 def progress_bar() -> Iterator[Report]:
@@ -38,35 +41,42 @@ def progress_bar() -> Iterator[Report]:
 
 @contextmanager
 def waiting_bar() -> Iterator[Report]:
-    """As progress_bar; where stderr is no terminal, what is waited for after NOTE_S is said there, once."""
+    """As progress_bar; where stderr is no terminal, what is waited for after NOTE_S is said there, and later steps."""
     if sys.stderr.isatty():
         with progress_bar() as report:
             yield report
         return
     waiting = Waiting()
-    timer = threading.Timer(NOTE_S, waiting.tell)
-    timer.daemon = True
-    timer.start()
+    is_over = threading.Event()
+    threading.Thread(target=waiting.watch, args=(is_over,), daemon=True).start()
     try:
         yield waiting.report
     finally:
-        timer.cancel()
+        is_over.set()
 
 
 class Waiting:
     """What is waited for, for a reader who sees no bar."""
 
     def __init__(self) -> None:
-        self._what = ""
+        self._what = self._told = ""
 
     def report(self, what: str, done: int, total: int) -> None:
         """Keep what was reported last."""
         self._what = what
 
-    def tell(self) -> None:
-        """Say it on stderr, if there is anything."""
-        if self._what:
-            note(f"(after {NOTE_S:.0f} s: {one_line(self._what)})")
+    def watch(self, is_over: threading.Event) -> None:
+        """Tell now and then, in a thread."""
+        started, pause_s = time.monotonic(), NOTE_S
+        while not is_over.wait(pause_s):
+            self.tell(time.monotonic() - started)
+            pause_s = AGAIN_S if self._told else NOTE_S
+
+    def tell(self, after_s: float = NOTE_S) -> None:
+        """Say it on stderr, if it is something new."""
+        if self._what != self._told:
+            self._told = self._what
+            note(f"(after {after_s:.0f} s: {one_line(self._told)})")
 
 
 class _Bar:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, cast, get_args
@@ -76,24 +77,23 @@ def invite(
     """Make a token by which peers join. Whoever has it can join, so hand it out as you would a password."""
     swarm = OwnedSwarms(_paths(data_dir).swarms_dir).find(name)
     addresses = _addresses(peers or [])
-    if swarm.is_open:
-        details: dict[str, Any] = {}
-        text = write_join(OpenSwarm(swarm.swarm, swarm.name, addresses))
-    else:
-        # Before the invite is listed: a token that cannot be written was not made.
-        write_join(OpenSwarm(swarm.swarm, swarm.name, addresses))
-        made = swarm.invite(
-            time.time(),
-            parse_lifetime(expires),
-            role=_role(role),
-            uses=uses,
-            bound_to=None if bound_to is None else peer_id_of(public_bytes_of(PeerId(bound_to))),
-            peers=addresses,
-        )
-        details = _described(IssuedInvite.of(made.grant), is_revoked=False)
-        text = write_join(made)
-    if out is not None:
-        write_private(user_path(out), f"{text}\n".encode("ascii"), may_replace=False)
+    # Before an invite is listed: a token that cannot be written, or has no place, was not made.
+    text = write_join(OpenSwarm(swarm.swarm, swarm.name, addresses))
+    details: dict[str, Any] = {}
+    with _place_for(out):
+        if not swarm.is_open:
+            made = swarm.invite(
+                time.time(),
+                parse_lifetime(expires),
+                role=_role(role),
+                uses=uses,
+                bound_to=None if bound_to is None else peer_id_of(public_bytes_of(PeerId(bound_to))),
+                peers=addresses,
+            )
+            details = _described(IssuedInvite.of(made.grant), is_revoked=False)
+            text = write_join(made)
+        if out is not None:
+            write_private(user_path(out), f"{text}\n".encode("ascii"))
     if not addresses:
         note("no peer is in it: whoever joins must name one with --peer, or find one on the local network")
     if as_json:
@@ -101,6 +101,21 @@ def invite(
         write_json({**_head(swarm), **details, "peers": addresses, **where})
     else:
         typer.echo(text if out is None else f"the token is in {user_path(out)}; {_use(details)} --join {out}")
+
+
+@contextmanager
+def _place_for(out: Path | None) -> Iterator[None]:
+    """The file, empty at first; gone again when nothing comes of it. Raises: ConfigError when it cannot be made."""
+    if out is None:
+        yield
+        return
+    path = user_path(out)
+    write_private(path, b"", may_replace=False)
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _use(details: Mapping[str, Any]) -> str:

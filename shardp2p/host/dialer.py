@@ -268,8 +268,8 @@ def _handshake_reason(error: BaseException) -> str:
         return str(refusal)
     if any(isinstance(cause, MultiselectClientError) and "not supported" in str(cause) for cause in causes):
         return (
-            "it speaks another security protocol: members of a private swarm and other peers do not connect; join its "
-            "swarm, or use a key that is in none (--identity)"
+            "it speaks another security protocol: members of a private swarm and other peers do not connect; if it is "
+            "in a swarm, give --join, else leave that out, and take a key that is in none"
         )
     if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in causes):
         return "another peer answers there"

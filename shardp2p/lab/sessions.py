@@ -18,6 +18,7 @@ from typing import Any, Final
 import trio
 
 from shardp2p.coordinator.request import SPARE_ROWS, GenerationRequest
+from shardp2p.errors import ConfigError
 from shardp2p.identity.keys import Identity
 from shardp2p.lab.children import open_children
 from shardp2p.lab.local_swarm import StageProcess, even_splits, local_swarm
@@ -40,6 +41,9 @@ QUEUED_ANSWERS: Final = 4
 
 SHARE_ROWS: Final = 2048
 """Of a stage's cache for each session that is to fit: the long prompt fits, too."""
+
+QUESTION_TOKENS: Final = 256
+"""More than any of the questions has, and the rows that are spare."""
 
 BEFORE_TOKENS: Final = 24
 """What a session says undisturbed before a prompt comes beside it: its usual pace."""
@@ -66,6 +70,14 @@ class Order:
     threads: int = 1
     round_trip_s: float = 0.0
     wire_scheme: WireScheme = "raw"
+
+
+def check_lengths(model: StoredModel, tokens: int, prompt_tokens: int) -> None:
+    """Raises: ConfigError when the model does not take so many tokens, where options are named."""
+    most = model.manifest.context_tokens
+    for option, value, beside in (("--prompt-tokens", prompt_tokens, 1), ("--tokens", tokens, QUESTION_TOKENS)):
+        if value > most - beside:
+            raise ConfigError(f"{option} is {value}; {model.name} takes {most} in all, so at most {most - beside} here")
 
 
 @dataclass(frozen=True, slots=True)

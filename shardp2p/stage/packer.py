@@ -218,7 +218,11 @@ class Packer:
         turns = self._take_up()
         if not turns:
             return  # an earlier turn has taken its next part along
-        _compute(turns)
+        computed = outcome.capture(_compute, turns)
+        if isinstance(computed, outcome.Error):
+            # A bug; who was taken along is to hear of it as well, and not to wait for ever.
+            for turn in turns:
+                turn.result = turn.result or outcome.Error(computed.error)
         self._ended_at = self._clock()
         # Only this thread knows whose rows are left, so only it puts them back: behind those who came meanwhile.
         self._waiting.extend(turn for turn in turns if turn.result is None)

@@ -88,7 +88,13 @@ def test_token_in_a_file_is_private_and_nowhere_else(tmp_path: Path) -> None:
     assert PREFIX not in result.output
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert isinstance(read_join(str(file)), Invite)
-    assert "exists already" in error_of(tmp_path, "invite", "--out", str(file))
+    for taken in (file, tmp_path):
+        assert "exists already" in error_of(tmp_path, "invite", "--out", str(taken))
+    assert "cannot write" in error_of(tmp_path, "invite", "--out", "/proc/token")
+    elsewhere = tmp_path / "elsewhere"
+    assert "lifetime" in error_of(tmp_path, "invite", "--out", str(elsewhere), "--expires", "soon")
+    assert not elsewhere.exists()
+    assert len(object_of(tmp_path, "show", "lab")["invites"]) == 1  # of what could not be handed out nothing is listed
     secret = read_join(str(file)).seed.hex()  # type: ignore[union-attr]
     assert not any(secret in path.read_text("ascii", "replace") for path in tmp_path.rglob("*") if path.is_file())
 

@@ -115,6 +115,10 @@ def test_the_shipped_profiles_are_read(name: str) -> None:
             {"stage_ms": {"base": 0, "per_token": 0}, "rtt_ms": {}, "default_rtt_ms": 0},
             "a lap takes no time",
         ),
+        (
+            {"stage_ms": {"base": 5e-324, "per_token": 1e-9}, "rtt_ms": {}, "default_rtt_ms": 1e-300},
+            "a lap takes no time",
+        ),
         ({"layers": "all"}, "layers is not a list of 3 ranges"),
         ({"layers": [[0, 36]]}, "layers is not a list of 3 ranges"),
         ({"draft_ms_per_level": "fast"}, "draft_ms_per_level"),

@@ -76,7 +76,8 @@ def block() -> WatchedBlock:
 
 @pytest.fixture
 def packer(autojump_clock: MockClock) -> Packer:
-    return Packer(cast(DeviceThread, InlineDevice(COMPUTE_S)))
+    """By its clock forwards take no time, so that the parts of a wide chunk are as wide on any machine."""
+    return Packer(cast(DeviceThread, InlineDevice(COMPUTE_S)), clock=trio.current_time)
 
 
 async def ask_at_once(asked: Sequence[tuple[Session, int]]) -> None:
@@ -273,6 +274,30 @@ async def test_a_part_that_fails_ends_its_chunk_alone(packer: Packer, block: Wat
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(one.ask)
     assert one.choices == await alone(0, [1, 1])
+
+
+async def test_a_bug_beside_the_computing_ends_all_that_were_taken_up(
+    packer: Packer, block: WatchedBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [Session(packer, block, seed) for seed in range(3)]
+
+    def fail(what: object, **more: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("shardp2p.stage.packer._read_head", fail)
+    monkeypatch.setattr("shardp2p.stage.packer.log.warning", fail, raising=False)
+    failed: list[int] = []
+
+    async def ask(session: Session) -> None:
+        with pytest.raises(BrokenPipeError):
+            await session.ask()
+        failed.append(session.seed)
+
+    with trio.fail_after(60 * COMPUTE_S):
+        async with trio.open_nursery() as nursery:
+            for session in sessions:
+                nursery.start_soon(ask, session)
+    assert sorted(failed) == [0, 1, 2]
 
 
 async def test_no_more_rows_join_than_pay(packer: Packer, block: WatchedBlock) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from shardp2p.cli.output import one_line, printable, report
@@ -58,3 +61,27 @@ def test_what_is_waited_for_is_said_without_a_terminal_too(capsys: pytest.Captur
     waiting.report("waiting for\nthe first token", 0, 0)
     waiting.tell()
     assert capsys.readouterr().err == "(after 8 s: waiting for the first token)\n"
+    waiting.tell(68.0)
+    assert capsys.readouterr().err == ""
+    waiting.report("round 2", 1, 3)
+    waiting.tell(128.4)
+    assert capsys.readouterr().err == "(after 128 s: round 2)\n"
+
+
+def test_what_is_reported_late_is_told_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardp2p.cli.progress.NOTE_S", 0.01)
+    waiting, is_over = Waiting(), threading.Event()
+    watching = threading.Thread(target=waiting.watch, args=(is_over,), daemon=True)
+    watching.start()
+    time.sleep(0.05)
+    waiting.report("round 1", 0, 3)
+    said = ""
+    for _ in range(500):
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+        if said:
+            break
+    is_over.set()
+    watching.join(5)
+    assert not watching.is_alive()
+    assert said == "(after 0 s: round 1)\n"

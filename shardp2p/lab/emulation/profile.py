@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from shardp2p.errors import ConfigError
-from shardp2p.lab.network.fields import Fields
+from shardp2p.lab.network.fields import NAME_CHARACTERS, Fields
 from shardp2p.lab.network.reading import parse_description
+
+LEAST_LAP_MS = 0.01
+"""Of a plain lap, about."""
 
 MAX_ROW_BYTES = 1 << 17
 """Of one hidden row: the largest models there are have a quarter of it."""
@@ -95,8 +98,8 @@ def parse_profile(name: str, text: str | bytes) -> Profile:
         stage.fail("it needs base, the milliseconds of a chunk, and per_token, those of each of its rows")
     base_ms, row_ms = stage.number("base", 0.0, 0.0, 1e4), stage.number("per_token", 0.0, 0.0, 1e3)
     if stray := stage.rest():
-        stage.fail(f"{stray[0]!r} is not known here; it has base and per_token")
-    if not (base_ms or row_ms or ways.hops_s):
+        stage.fail(f"{stray[0][:NAME_CHARACTERS]!r} is not known here; it has base and per_token")
+    if 1e3 * ways.hops_s + base_ms + row_ms < LEAST_LAP_MS:
         fields.fail("a lap takes no time, so nothing can be compared; give stage_ms, rtt_ms or default_rtt_ms")
     layers = fields.take("layers")
     if layers is not None and not (isinstance(layers, list) and len(layers) == len(ways.stages)):

@@ -8,6 +8,9 @@ from typing import Any, Final, NoReturn
 
 from shardp2p.errors import ConfigError
 
+NAME_CHARACTERS: Final = 60
+"""Of an unknown name in a message."""
+
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
@@ -119,7 +122,7 @@ class Fields:
     def finish(self) -> None:
         """Raises: ConfigError for what nobody read."""
         for name in self.rest():
-            self.fail(f"{name!r} is not known here; see docs/lab.md for what is")
+            self.fail(f"{name[:NAME_CHARACTERS]!r} is not known here; see docs/lab.md, and docs/speed.md for profiles")
 
     def _name(self, value: object) -> str:
         if not isinstance(value, str) or not _NAME.fullmatch(value):

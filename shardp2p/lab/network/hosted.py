@@ -30,7 +30,7 @@ FOUNDER_MEMORY: Final = "8MiB"
 PEER_MEMORY: Final = "600MiB"
 LOOK_S: Final = 0.1
 SETTLE_S: Final = 20.0
-"""For a path to be as good as it can be: a hole that was given up is punched again in about 3 s."""
+"""For a path to come back to what it was: a hole that was given up is punched again in about 3 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class HostedSwarm:
             await trio.sleep(LOOK_S)
 
     async def settled_path(self, host: str, other: str, wanted: str, within_s: float = SETTLE_S) -> str:
-        """`wanted`, once one peer reaches the other so; how it does when it has not come to that in time.
+        """`wanted` if one peer reaches the other so within that time, else how it does then.
 
         At any single moment a path may be doubted, or be replaced for seconds because the line swallowed two packets.
         """

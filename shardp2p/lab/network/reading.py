@@ -161,7 +161,7 @@ def _one_way_ms(description: Description, fields: Fields) -> dict[tuple[str, str
         splits = [(pair[:at], pair[at + 1 :]) for at, letter in enumerate(pair) if letter == "-"]
         fitting = [(a, b) for a, b in splits if a in names and b in names]
         if len(fitting) != 1:
-            fields.fail(f"rtt_ms has {pair!r}; it must be two names with a - between them, and be clear")
+            fields.fail(f"rtt_ms has {pair!r}; it must be two names that are known here, with a - between them")
         for ends in (fitting[0], fitting[0][::-1]):
             _set_delay(description, fields, delays, ends, rtt / 2)
     directed: dict[tuple[str, str], float] = {}

@@ -27,8 +27,8 @@ LOOK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What came of it. `path` is the one after the second answer, once it has settled; `idle_paths` are all that were
-    seen while the edge was idle; times are in seconds.
+    """What came of it. `path` is the expected one if that is there soon after the second answer; `idle_paths` are all
+    that were seen while the edge was idle; times are in seconds.
     """
 
     exact: bool
