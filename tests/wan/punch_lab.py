@@ -54,8 +54,9 @@ async def start_all(network: Network, names: Mapping[str, tuple[str, ...]]) -> d
     return peers
 
 
-async def meet_over(relay: PunchPeer, dialler: PunchPeer, dialled: PunchPeer) -> None:
-    """`dialler` reaches `dialled` over `relay`; both know where it sees them."""
+async def meet_over(relay: PunchPeer, dialler: PunchPeer, dialled: PunchPeer) -> str:
+    """`dialler` reaches `dialled` over `relay`, at the address that it gives; both know where it sees them."""
+    address: str
     (address,) = await dialled.ask("reserve", address=relay.address)
     await dialled.ask("observe", address=relay.address)
     await dialler.ask("observe", address=relay.address)
@@ -63,3 +64,4 @@ async def meet_over(relay: PunchPeer, dialler: PunchPeer, dialled: PunchPeer) ->
     with trio.fail_after(10):
         while await dialled.ask("paths", peer=dialler.peer) != ["relayed"]:
             await trio.sleep(0.05)
+    return address

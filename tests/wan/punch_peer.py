@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from shardp2p.config import RelayLimits
+from shardp2p.errors import PeerUnavailableError
 from shardp2p.host.circuit.candidates import Candidate
 from shardp2p.host.circuit.service import HostCircuits, open_circuits
 from shardp2p.host.host import Host, open_host
@@ -72,14 +73,18 @@ class PunchPeer:
         return [path.kind for path in self._host.paths(PeerId(fields["peer"]))]
 
     async def echo(self, fields: Fields) -> object:
-        """A round trip over the best connection there is."""
-        stream = await self._host.open_stream(PeerId(fields["peer"]), ECHO)
-        assert isinstance(stream, HostStream)
+        """A round trip over the best connection there is; no path where that was lost meanwhile."""
         began_at = trio.current_time()
-        await stream.send_all(b"x")
-        assert await stream.receive_some(1) == b"x"
-        took_s = trio.current_time() - began_at
-        await stream.close()
+        try:
+            stream = await self._host.open_stream(PeerId(fields["peer"]), ECHO)
+            assert isinstance(stream, HostStream)
+            began_at = trio.current_time()
+            await stream.send_all(b"x")
+            assert await stream.receive_some(1) == b"x"
+            took_s = trio.current_time() - began_at
+            await stream.close()
+        except PeerUnavailableError as error:
+            return {"path": None, "took_s": trio.current_time() - began_at, "reason": error.message}
         return {"path": stream.connection.path.kind, "took_s": took_s}
 
     async def drop(self, fields: Fields) -> object:
