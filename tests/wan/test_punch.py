@@ -8,9 +8,11 @@ from shardp2p.lab.network.catalog import read_network
 from shardp2p.lab.network.lab import open_network
 from tests.wan.punch_lab import PORT, PunchPeer, meet_over, start_all
 
-USED_S = 20.0
 PATIENCE_S = 300.0
 """For a machine that is busy with other things: each peer is a process that imports a good deal."""
+MOST_ROUNDS = 8
+"""A peer that asks for more at once is refused."""
+BEHIND_S = 5.0
 
 
 async def test_a_hole_is_punched_where_no_mapping_depends_on_the_remote_and_only_there() -> None:
@@ -61,29 +63,27 @@ async def wait_path(peer: PunchPeer, other: PunchPeer, path: str) -> None:
         await trio.sleep(0.05)
 
 
-async def echoes_over(peer: PunchPeer, other: PunchPeer, path: str) -> bool:
-    """Whether new streams take that way; for a moment a lost packet may make it doubtful, and another is preferred."""
-    with trio.move_on_after(USED_S):
-        while (await peer.ask("echo", peer=other.peer))["path"] != path:
-            await trio.sleep(0.05)
-        return True
-    return False
-
-
 async def test_delay_jitter_and_loss_do_not_keep_a_hole_from_coming_about() -> None:
+    """Nor from being used: but a packet that is lost twice makes the connection move to the relay, and nobody here
+    punches again by himself."""
+    used = 0
     with trio.fail_after(PATIENCE_S):
         async with open_network(read_network("rough-homes"), seed=1) as network:
             peers = await start_all(network, {"relay": ("relay",), "alice": (), "bob": ()})
             alice, bob = peers["alice"], peers["bob"]
             address = await meet_over(peers["relay"], alice, bob)
-            for _ in range(3):
+            for _ in range(MOST_ROUNDS):
                 if "relayed" not in await bob.ask("paths", peer=alice.peer):
-                    # A lost packet had made it move to the hole, with which it was dropped.
+                    # It had moved to the hole, and was dropped with it.
                     await alice.ask("dial", address=address)
                     await wait_path(bob, alice, "relayed")
                 result = await bob.ask("punch", peer=alice.peer)
                 assert result["path"] == "punched", result["reason"]
-                await wait_path(alice, bob, "punched")  # it is half a round trip behind
-                assert await echoes_over(alice, bob, "punched")
+                with trio.move_on_after(BEHIND_S):
+                    await wait_path(alice, bob, "punched")  # it is half a round trip behind
+                used += (await alice.ask("echo", peer=bob.peer))["path"] == "punched"
+                if used == 3:
+                    break
                 await bob.ask("drop", peer=alice.peer)
                 await alice.ask("drop", peer=bob.peer)
+    assert used == 3
