@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-import structlog
 import trio
 
 from shardp2p.coordinator.commands import NeedDraft, Proposer
 from shardp2p.vocabulary import Branch, Token
-
-log = structlog.get_logger()
-
-REASON_CHARACTERS = 200
 
 Answer = tuple[int, Sequence[Sequence[Branch]]]
 """The number of the request, and branches for each of its paths."""
@@ -29,16 +24,19 @@ class DraftThread:
     def __init__(self, proposer: Proposer, deliver: Callable[[Answer], None]) -> None:
         self._proposer = proposer
         self._deliver = deliver
+        self._running = trio.CancelScope()
         self._is_closed = False
         self._asked: SimpleQueue[tuple[NeedDraft, Sequence[Token]] | None] = SimpleQueue()
 
     async def run(self) -> None:
-        """Answer until `close`. Raises whatever the proposer does, while it is asked.
+        """Answer until `close`. Raises whatever the proposer does until then.
 
-        Cancelled, it waits for no answer, which may take a draft model a minute: the thread ends by itself after it.
+        Closed or cancelled, it waits for no answer, which may take a draft model a minute: the thread ends by itself
+        after it, and what it comes to is dropped.
         """
-        token = trio.lowlevel.current_trio_token()
-        await trio.to_thread.run_sync(self._serve, token, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+        token, limiter = trio.lowlevel.current_trio_token(), trio.CapacityLimiter(1)
+        with self._running:
+            await trio.to_thread.run_sync(self._serve, token, limiter=limiter, abandon_on_cancel=True)
 
     def ask(self, request: NeedDraft, text: Sequence[Token]) -> None:
         """Answer this next; what waits since before is overtaken and left out. `text` is not to change any more."""
@@ -48,17 +46,12 @@ class DraftThread:
         """Nothing more is asked; what is being answered ends by itself, and if it fails, that matters to nobody."""
         self._is_closed = True
         self._asked.put(None)
+        self._running.cancel()
 
     def _serve(self, token: trio.lowlevel.TrioToken) -> None:
         while (asked := self._latest()) is not None:
             request, text = asked
-            try:
-                branches = self._proposer.propose(text, request.paths, request.depth_tokens)
-            except Exception as error:
-                if not self._is_closed:
-                    raise
-                log.warning("late_draft_failed", reason=repr(error)[:REASON_CHARACTERS])
-                return
+            branches = self._proposer.propose(text, request.paths, request.depth_tokens)
             if not self._is_closed:
                 token.run_sync_soon(self._deliver, (request.request, branches))
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from typing import cast
 
 import pytest
 
@@ -68,20 +68,26 @@ def test_what_is_waited_for_is_said_without_a_terminal_too(capsys: pytest.Captur
     assert capsys.readouterr().err == "(after 128 s: round 2)\n"
 
 
+class Minutes:
+    """An Event that nobody sets for a while, and the clock: each wait takes as long as it may, then a step begins."""
+
+    def __init__(self, waiting: Waiting, *steps: str) -> None:
+        self.now = 100.0
+        self._waiting = waiting
+        self._steps = list(steps)
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        if not self._steps:
+            return True
+        if step := self._steps.pop(0):
+            self._waiting.report(step, 0, 3)
+        return False
+
+
 def test_what_is_reported_late_is_told_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardp2p.cli.progress.NOTE_S", 0.01)
-    waiting, is_over = Waiting(), threading.Event()
-    watching = threading.Thread(target=waiting.watch, args=(is_over,), daemon=True)
-    watching.start()
-    time.sleep(0.05)
-    waiting.report("round 1", 0, 3)
-    said = ""
-    for _ in range(500):
-        time.sleep(0.01)
-        said += capsys.readouterr().err
-        if said:
-            break
-    is_over.set()
-    watching.join(5)
-    assert not watching.is_alive()
-    assert said == "(after 0 s: round 1)\n"
+    waiting = Waiting()
+    minutes = Minutes(waiting, "", "round 1", "", "round 2")
+    monkeypatch.setattr("shardp2p.cli.progress.time.monotonic", lambda: minutes.now)
+    waiting.watch(cast(threading.Event, minutes))
+    assert capsys.readouterr().err == "(after 16 s: round 1)\n(after 136 s: round 2)\n"

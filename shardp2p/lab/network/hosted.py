@@ -29,7 +29,7 @@ FOUNDER_MEMORY: Final = "8MiB"
 """Too little for a layer: such a peer is there to be met, and to relay."""
 PEER_MEMORY: Final = "600MiB"
 LOOK_S: Final = 0.1
-SETTLE_S: Final = 20.0
+BACK_S: Final = 20.0
 """For a path to come back to what it was: a hole that was given up is punched again in about 3 s."""
 
 
@@ -155,7 +155,7 @@ class HostedSwarm:
                 return trio.current_time()
             await trio.sleep(LOOK_S)
 
-    async def settled_path(self, host: str, other: str, wanted: str, within_s: float = SETTLE_S) -> str:
+    async def path_within(self, host: str, other: str, wanted: str, within_s: float = BACK_S) -> str:
         """`wanted` if one peer reaches the other so within that time, else how it does then.
 
         At any single moment a path may be doubted, or be replaced for seconds because the line swallowed two packets.

@@ -65,7 +65,7 @@ async def live_at_home(description: Description) -> Home:
             addresses = [address for host in hosted.peers for address in await hosted.addresses(host)]
             return Home(
                 exact=not told.problem,
-                path=await hosted.settled_path("desk", "shelf", "direct"),
+                path=await hosted.path_within("desk", "shelf", "direct"),
                 answers_without_line=await _answers_without_line(hosted, question),
                 addresses=tuple(sorted(set(addresses))),
                 answer_s=round(told.ended_at - began_at, 2),

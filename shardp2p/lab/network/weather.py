@@ -74,7 +74,7 @@ async def endure(description: Description, idle_s: float | None = None) -> Weath
             second = await hosted.ask("relay", question)
             return Weather(
                 exact=not (first.problem or second.problem),
-                path=await hosted.settled_path(homes[0], homes[1], expected),
+                path=await hosted.path_within(homes[0], homes[1], expected),
                 expected=expected,
                 answer_s=round(first.ended_at - began_at, 2),
                 final_path_s=round(final_at - began_at, 2),

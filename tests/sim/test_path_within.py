@@ -1,4 +1,4 @@
-"""A path as it settles, not as it happens to be at one moment."""
+"""A path that is waited for a while, in place of the one that there happens to be at one moment."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Swaying(HostedSwarm):
         return self._last
 
 
-async def test_a_path_that_is_doubted_for_a_moment_settles(autojump_clock: trio.testing.MockClock) -> None:
-    assert await Swaying("relayed", "none", "punched", "relayed").settled_path("a", "b", "punched") == "punched"
+async def test_a_path_that_is_doubted_for_a_moment_comes_back(autojump_clock: trio.testing.MockClock) -> None:
+    assert await Swaying("relayed", "none", "punched", "relayed").path_within("a", "b", "punched") == "punched"
 
 
 async def test_a_path_that_never_becomes_what_is_wanted_is_told_as_it_is(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     begin = trio.current_time()
-    assert await Swaying("punched", "relayed").settled_path("a", "b", "direct", within_s=5) == "relayed"
+    assert await Swaying("punched", "relayed").path_within("a", "b", "direct", within_s=5) == "relayed"
     assert trio.current_time() - begin == 5
